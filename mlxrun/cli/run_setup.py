@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.options import list_first, set_up_logging
-from mlxrun.core.errors import ConfigError
+from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_error, print_line
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def report_progress(run: RunFolder) -> int:
 def make_run_setup(
     run: RunFolder,
     model: str | None,
-    user_model: str | None,
     choose_engine_config: Callable[[Config], Config],
+    user_model: str | None = None,
 ) -> JobSetup:
     """Make the setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are
     not those of the run. `model`, `user_model`: replace the recorded model.path and batch.user_model. The
@@ -213,7 +213,11 @@ def _make_setup(
         return await EngineClient.start(choose_engine_config(own), infos[at])
 
     if user_config is not None:
-        info, user_preparer = load_preparer(user_config, preparer.folder or Path(), weights=True)
+        try:
+            info, user_preparer = load_preparer(user_config, preparer.folder or Path(), weights=True)
+        except MlxrunError as error:
+            error.args = (f"batch.user_model: {str(error).removeprefix('model.path: ')}",)
+            raise
         infos.append(info)
         user = JobSetup(user_config, hash_config(user_config), info, user_preparer, partial(start, 1), device)
     return JobSetup(config, digest, model_info, preparer, partial(start, 0), device, user=user)

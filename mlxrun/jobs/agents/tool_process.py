@@ -202,10 +202,12 @@ class _McpTools:
             from mcp import Client, StdioServerParameters, stdio_client
         except ImportError as error:
             raise JobError(INSTALL) from error
-        tied = [sys.executable, "-c", _TIED, *shlex.split(command)]
-        place = StdioServerParameters(command=tied[0], args=tied[1:], cwd=folder, env=_list_variables())
         stack, self._schemas = ExitStack(), list[Json]()
         try:
+            tied = ["-c", _TIED, *shlex.split(command)]
+            place = StdioServerParameters(
+                command=sys.executable, args=tied, cwd=folder, env=_list_variables()
+            )
             portal = stack.enter_context(start_blocking_portal())
             self._call = portal.call
             client = Client(stdio_client(place))  # what it says goes to nowhere, as that of functions
@@ -233,13 +235,16 @@ class _McpTools:
 
     def call(self, name: str, arguments: Json, state: Json) -> tuple[str, Json]:
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
 
         try:
             found = self._call(self._client.call_tool, name, arguments)
         except MCPError as error:
-            if "closed" in str(error).lower():
+            if (error.code, error.message) == (CONNECTION_CLOSED, "Connection closed"):
                 os._exit(1)  # the server has ended, and with it what it kept: the next call starts another
             return f"error: {error}", state
+        except Exception as error:  # a reply that is none
+            return f"error: the MCP server's reply cannot be used: {_describe(error)}", state
         texts = [each.text if each.type == "text" else f"[{each.type}]" for each in found.content]
         return ("error: " if found.is_error else "") + "\n".join(texts), state
 
@@ -254,7 +259,7 @@ def _list_variables() -> dict[str, str]:
 def _describe(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"[:500]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def _cut(text: str) -> str:

@@ -19,6 +19,7 @@ from mlxrun.jobs.agents.agent_settings import AgentLoop, LineAgent
 from mlxrun.jobs.agents.tool_process import ToolPlace, compute_digest
 from mlxrun.jobs.agents.tool_sandbox import build_sandbox
 from mlxrun.jobs.scoring.scorer_process import (
+    NO_REPLY,
     ScorerEnded,
     ScorerLimits,
     ScorerNotStarted,
@@ -85,8 +86,12 @@ class ToolSession:
         while self._earlier:
             self._repeat(tools)
         try:
-            return self._ask("call_tool", tools[name], name, arguments, state)
+            found = self._ask("call_tool", tools[name], name, arguments, state)
+            if not (isinstance(found.get("content"), str) and isinstance(found.get("state"), dict)):
+                raise ScorerEnded(NO_REPLY)
+            return found
         except ScorerEnded as error:
+            self._pool.close()  # a process that sent no result is not used again
             return {"content": f"error: the tool was ended: {error}", "state": state, "ended": True}
 
     def _repeat(self, tools: Mapping[str, Json]) -> None:
@@ -103,6 +108,8 @@ class ToolSession:
             found: Json = self._pool.call(f"{_MODULE}:{function}", self._place, *arguments)
         except ScorerNotStarted as error:
             found = {"failure": f"the process of its tools cannot be used: {error}"}
+        if not isinstance(found, dict):
+            raise ScorerEnded(NO_REPLY)
         if "failure" in found:
             raise RequestError(f"agent: {found['failure']}", param="agent", code="unusable_tools")
         return found
@@ -130,10 +137,14 @@ def list_tool_paths(agent: LineAgent, folder: Path) -> list[Path]:
 
 
 def _list_named_files(loop: AgentLoop, folder: Path) -> Iterator[str]:
-    """The files of `agent.files`, in folders too. RequestError for one that is missing, or for too many."""
+    """The files of `agent.files`, in folders too. RequestError for one that is missing or cannot travel, or
+    for too many."""
     count = 0
     for name in loop.files:
-        path = folder / name
+        path = Path(os.path.normpath(folder / name))
+        if os.path.isabs(name) or folder.is_relative_to(path):
+            why = "an absolute path" if os.path.isabs(name) else "the folder of the suite, or one above it"
+            raise RequestError(f"agent.files: {name!r} is {why}; name what the tools read", param="agent")
         inside = sorted(each for each in path.rglob("*") if "__pycache__" not in each.parts)
         found = [each for each in ([path] if path.is_file() else inside) if each.is_file()]
         count += len(found)

@@ -43,6 +43,7 @@ EXIT_SECONDS = 5.0  # in which a child that has closed its socket must end, so t
 HEAD = struct.Struct("<dQ")  # seconds that a call may take, and bytes of the request that follows
 SIZE = struct.Struct("<Q")  # bytes of the reply that follows
 READY = b"+"
+NO_REPLY = "its process sent what is no result"  # as code that writes to all open files does
 OUT_OF_MEMORY = 77  # exit code
 _LACKS_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)  # how a system, or a library, ends what gets no memory
 
@@ -106,16 +107,19 @@ class ScorerPool:
         request = _dump_call(target, *arguments)
         for _ in range(MOST_SUSPENSIONS):
             with contextlib.suppress(_Suspended):
-                return json.loads(self._call_child(request))
+                return self._call_child(request)
         raise ScorerEnded(f"it was suspended {MOST_SUSPENSIONS} times")
 
-    def _call_child(self, request: bytes) -> bytes:
+    def _call_child(self, request: bytes) -> Any:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         child = child or _Child(self.limits, self._prefix, self._setup)
         try:
             with _end_by.get()(child.kill):
-                reply = child.call(request)
+                reply = json.loads(child.call(request))
+        except ValueError as error:
+            child.close()
+            raise ScorerEnded(NO_REPLY) from error
         except BaseException:
             child.close()
             raise

@@ -158,6 +158,13 @@ async def test_a_judge_sees_transcript_and_state(tmp_path: Path) -> None:
             "files: [gone]\n      state:",
             "tasks.sums.agent: agent.files: {folder}/gone: there is no",
         ),
+        (
+            "state:",
+            "files: [.]\n      state:",
+            "agent.files: '.' is the folder of the suite, or one above it",
+        ),
+        ("state:", "files: [/a]\n      state:", "agent.files: '/a' is an absolute path; name what the tools"),
+        ("state:", "mcp: '\"a'\n      state:", "the MCP server '\"a' cannot be used: ValueError: No closing"),
         ("state:", "turns: 3\n      state:", "tasks.sums.agent.turns: unknown key"),
         ("    match: number\n", "    choices: [a, b]\n", "tasks.sums.agent: only chats have tool calls"),
         (

@@ -97,6 +97,71 @@ def test_a_server(tmp_path: Path, text: str) -> None:
     session.close()
 
 
+ODD = """
+import json, sys
+
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+good = {"content": [{"type": "text", "text": "right"}]}
+for line in sys.stdin:
+    message = json.loads(line)
+    at, method, given = message.get("id"), message.get("method"), message.get("params", {})
+    if method == "initialize":
+        send(id=at, result={"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}},
+                            "serverInfo": {"name": "odd", "version": "1"}})
+    elif method == "tools/list":
+        names = ("closed", "others", "asks", "shape", "image", "nothing", "text")
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        tools[3]["outputSchema"] = {"type": "object", "required": ["a"]}
+        send(id=at, result={"tools": tools})
+    elif method == "tools/call":
+        name = given["name"]
+        if name == "closed":
+            send(id=at, error={"code": -1, "message": "the shop is closed"})
+        elif name == "others":
+            for other in (999, "abc", at, at):
+                send(id=other, result=good if other == at else {"content": []})
+        elif name == "asks":
+            send(id=7, method="sampling/createMessage", params={"messages": [], "maxTokens": 5})
+            print("no JSON", flush=True)
+            send(id=at, result=good)
+        elif name == "shape":
+            send(id=at, result={**good, "structuredContent": {"b": 1}})
+        elif name == "text":
+            send(id=at, result={"content": "a text"})
+        elif name == "image":
+            send(id=at, result={"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]})
+        else:
+            send(id=at, result={"content": []})
+"""
+
+
+def test_an_odd_server(tmp_path: Path) -> None:
+    """Errors that say that something is closed, replies to other requests, requests of its own, and results
+    of another shape: each is a result, and the server goes on."""
+    write_server(tmp_path, ODD)
+    session = ToolSession(parse_agent({"mcp": COMMAND, "call_seconds": 30}), tmp_path)
+    names = [each["function"]["name"] for each in session.describe()]
+    schemas: dict[str, dict[str, object]] = {name: {} for name in names}
+
+    def ask(name: str) -> str:
+        return str(session.call({"name": name, "arguments": "{}"}, schemas, {})["content"])
+
+    found = {name: ask(name) for name in names}
+    session.close()
+    for name in ("shape", "text"):
+        assert found.pop(name).startswith("error: the MCP server's reply cannot be used: ")
+    assert found == {
+        "closed": "error: the shop is closed",
+        "others": "right",
+        "asks": "right",
+        "image": "[image]",
+        "nothing": "",
+    }
+    assert "ended" not in "".join(found.values())
+
+
 async def test_a_resumed_conversation_makes_its_calls_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,15 @@ def gives() -> object:
 
 def opens() -> object:
     return open
+
+def forges(text: str) -> str:
+    data = len(text).to_bytes(8, "little") + text.encode()
+    for number in range(3, 64):
+        try:
+            os.write(number, data)
+        except OSError:
+            pass
+    return "never"
 """
 CASES = [
     (call("good", text="hi"), "HI"),
@@ -77,6 +86,9 @@ CASES = [
     (call("grows"), "error: the state would have more than 1,000,000 characters"),
     (call("half", text=""), r"a\?b"),
     (call("opens"), "error: TypeError: Object of type builtin_function_or_method"),
+    (call("forges", text="hello"), "error: the tool was ended: its process sent what is no result"),
+    (call("forges", text="[1]"), "error: the tool was ended: its process sent what is no result"),
+    (call("forges", text='{"content": 7}'), "error: the tool was ended: its process sent what is no result"),
     (call("good", wrong=1), "error: the arguments do not fit: "),
     (call("good"), "error: the arguments do not fit: .*'text' is a required property"),
 ]

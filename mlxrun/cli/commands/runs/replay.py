@@ -130,7 +130,7 @@ class _Replay:
             own = replace(config, cache=replace(config.cache, disk_path=None))
             return choose_engine_config(own, place)
 
-        setup = replace(make_run_setup(earlier, self.model, self.user_model, choose), evals=evals)
+        setup = replace(make_run_setup(earlier, self.model, choose, self.user_model), evals=evals)
         if self.cache is not None:
             setup = engine.share(setup)
         several = self.cache is not None

@@ -111,7 +111,7 @@ async def _verify(
     if not numbers:
         print_line(f"{run.name}: no line was answered, so none was run again")
         return True
-    setup = engine.share(make_run_setup(run, model, user_model, make_serial_config))
+    setup = engine.share(make_run_setup(run, model, make_serial_config, user_model))
     print_line(f"{run.name}: the model's files and its settings are those of the run")
     found = await run_lines_again(run, numbers, setup, say)
     print_line(

@@ -1,0 +1,72 @@
+"""The model that plays the user beside the model of a job: its part of the memory, and where it is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import mlxrun.model
+from mlxrun.cli.main import main
+from mlxrun.cli.run_setup import share_memory_limit
+from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
+
+MODEL = Path(mlxrun.model.__file__).parent / "embedded/model"
+SUITE = """\
+models: {tiny: {set: {engine.reproducible: true, engine.load_check: false}}}
+tasks:
+  talk:
+    rows: [{a: 3}]
+    prompt: "Say exactly this: {{ a }}"
+    judge: later
+    generation: {max_tokens: 6, temperature: 0}
+    agent: {max_turns: 2, user: {prompt: Say hello., model: ./ann, generation: {max_tokens: 4}}}
+"""
+
+
+def make_model(folder: Path, size: int) -> SimpleNamespace:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    return SimpleNamespace(folder=folder)
+
+
+def test_memory_is_shared_by_size(tmp_path: Path) -> None:
+    """In reproducible mode only if the config has a limit, as free memory would decide what is computed."""
+    own, other = make_model(tmp_path / "own", 300), make_model(tmp_path / "other", 100)
+    config = Config(scheduler=SchedulerSettings(memory_limit=1000))
+    limits = [
+        share_memory_limit(config, *pair).scheduler.memory_limit for pair in ((own, other), (other, own))
+    ]
+    assert limits == [750, 250]
+    free = [
+        share_memory_limit(Config(), *pair).scheduler.memory_limit for pair in ((own, other), (other, own))
+    ]
+    assert free[0] == pytest.approx(3 * (free[1] or 0), rel=0.2)
+    fixed = Config(engine=EngineSettings(reproducible=True))
+    assert share_memory_limit(fixed, own, other) == fixed
+    limited = replace(fixed, scheduler=config.scheduler)
+    assert share_memory_limit(limited, own, other).scheduler.memory_limit == 750
+
+
+def test_a_run_is_verified_where_the_user_has_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "ann")
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    assert main(["eval", str(tmp_path / "suite.yaml")]) == 0
+    folder = tmp_path / "suite.out/tiny/talk/seed-0"
+    record = json.loads((folder / "job.out.jsonl").read_text())
+    assert [each["role"] for each in record["transcript"]] == ["assistant", "user", "assistant"]
+    shutil.move(tmp_path / "ann", tmp_path / "bob")
+    assert main(["verify", str(folder)]) == 3
+    assert f"batch.user_model: there is no folder {tmp_path}/ann" in capsys.readouterr().err
+    assert main(["verify", str(folder), "--user-model", str(tmp_path / "bob")]) == 0
+    assert "1 equal, 0 different" in capsys.readouterr().out
+    template = tmp_path / "bob/chat_template.jinja"
+    template.write_text(template.read_text() + "{# changed #}")
+    assert main(["verify", str(folder), "--user-model", str(tmp_path / "bob")]) == 2
+    assert "user.model.template" in capsys.readouterr().err
