@@ -162,8 +162,8 @@ class PrefixCache(PrefixCacheInterface):
             tracked.running = True
             self._logprobs.add_owner(tracked)
             hit = self._find_hit(tracked, output, max_tokens)
-            tracked.state_at = tracked.written_at = hit.length if hit else 0
-            self._register_cache_positions(tracked, hit.length if hit else 0, max_tokens)
+            tracked.hit_length = tracked.state_at = tracked.written_at = hit.length if hit else 0
+            self._register_cache_positions(tracked, tracked.hit_length, max_tokens)
         kind = hit.kind if hit else HitKind.MISS
         setattr(self.counters, kind.value, getattr(self.counters, kind.value) + 1)
         self.counters.tokens += hit.length if hit else 0
@@ -276,7 +276,7 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is not None:
             entries = tracked.pins
             self._unpin(tracked)
-            tracked.state_at = tracked.written_at = 0
+            tracked.hit_length = tracked.state_at = tracked.written_at = 0
             self._store.reject(*entries)
             self._pinned.drop_lost()
 
