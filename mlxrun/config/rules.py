@@ -64,6 +64,7 @@ def _require_setting(path: str, condition: str, needed: object = None, hint: str
 
 _require_setting("cache.disk_path", "cache.backend", "disk", "; set cache.backend: disk")
 _require_setting("cache.disk_bytes", "cache.backend", "disk", "; set cache.backend: disk")
+_require_setting("cache.intervals_only", "cache.backend", "disk", "; set cache.backend: disk")
 _require_setting("media.allow_hosts", "media.allow_urls")
 for _path in ("server.store_bytes", "server.store_days"):
     _require_setting(_path, "server.store_responses")

@@ -135,6 +135,9 @@ class CacheSettings:
     """Folder of the disk backend, with one folder for each model in it. null: ~/.cache/mlxrun/prefixes."""
     disk_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000_000
     """Maximum size on disk for each model."""
+    intervals_only: bool = False
+    """Write to disk only what `checkpoint_every` asks for and what leaves memory, not the end of each prompt
+    and answer. A crash then loses no more, but a restart finds less. A batch job's own cache always does."""
     checkpoint_every: Annotated[int, Range(16, None)] = 2048
     """Maximum number of prompt tokens, besides one chunk, that a crash may lose. It sets the distance between
     writes to disk, and between snapshots of recurrent and windowed layers."""

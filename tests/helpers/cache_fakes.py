@@ -116,7 +116,11 @@ class FakeTier:
 def make_cache(
     chunk: int = 8, *, deltas: bool = True, states: bool = False, memory: int = 10**6, **more: Any
 ) -> PrefixCache:
-    settings = CacheSettings(checkpoint_every=more.pop("every", 16), stored_bits=None)
+    settings = CacheSettings(
+        checkpoint_every=more.pop("every", 16),
+        stored_bits=None,
+        intervals_only=more.pop("intervals_only", False),
+    )
     limit = more.pop("disk", 10**6)
     if more.get("tier") is not None:
         more["tier"].max_bytes = limit

@@ -46,8 +46,10 @@ class EntryStore:
             self._load_index(tier)
 
     def is_durable(self, entry: CacheEntry) -> bool:
-        """Whether the entry would outlive the process. True if no entry would."""
-        return self._tier is None or not entry.in_tier or self._tier.is_stored(entry)
+        """Whether the entry would outlive the process. True if no entry would, or if the tier refused it."""
+        if self._tier is None or not entry.in_tier:
+            return self._tier is None or entry.durable
+        return self._tier.is_stored(entry)
 
     # -- insertion --------------------------------------------------------------------------------------
 

@@ -47,20 +47,25 @@ class LogprobKeeper:
     def waits_for_owner(self, tracked: TrackedRequest, matched: int) -> bool:
         """Whether a running request computes what this waiting request needs next. `matched`: its tokens in
         the cache. It waits for a second request only if the cache has more by then. Otherwise a small cache
-        would make requests run one at a time."""
-        stop = matched + MIN_SHARED
-        if tracked.book is None or stop > tracked.longest_useful_hit:
+        would make requests run one at a time.
+
+        What a running request computes may be in the cache before its logprobs are known. So of a wanted
+        logprob, only what the running request found when it began counts as matched."""
+        if tracked.book is None:
             return False
-        ids, needed = tracked.chain.ids, tracked.chain.ids[matched:stop]
-        has_more = matched >= tracked.waited_at + MIN_SHARED
+        ids, without_logprobs = tracked.chain.ids, max(tracked.request.logprobs_from, 1) - 1
         for owner in self._owners.values():
-            other, is_new = owner.chain.ids, owner.request.id != tracked.waits_for
-            if (is_new and not has_more) or not tracked.can_use(owner, stop):
+            other, usable = owner.chain.ids, min(matched, max(owner.hit_length, without_logprobs))
+            stop, is_new = usable + MIN_SHARED, owner.request.id != tracked.waits_for
+            has_more = usable >= tracked.waited_at + MIN_SHARED
+            if (is_new and not has_more) or stop > tracked.longest_useful_hit:
                 continue
-            if other[matched:stop] == needed and other[:matched] == ids[:matched]:
+            if not tracked.can_use(owner, stop):
+                continue
+            if other[usable:stop] == ids[usable:stop] and other[:usable] == ids[:usable]:
                 owner.awaited = True
                 if is_new:
-                    tracked.waits_for, tracked.waited_at = owner.request.id, matched
+                    tracked.waits_for, tracked.waited_at = owner.request.id, usable
                 return True
         return False
 

@@ -73,6 +73,7 @@ class PrefixCache(PrefixCacheInterface):
             settings.checkpoint_every,
             grid_only=grid_only,
             survives_restart=self.survives_restart,
+            intervals_only=settings.intervals_only,
         )
         self._tracked: dict[str, TrackedRequest] = {}
         self._planned = PlannedCachePositions()
@@ -162,8 +163,9 @@ class PrefixCache(PrefixCacheInterface):
             tracked.running = True
             self._logprobs.add_owner(tracked)
             hit = self._find_hit(tracked, output, max_tokens)
-            tracked.state_at = tracked.written_at = hit.length if hit else 0
-            self._register_cache_positions(tracked, hit.length if hit else 0, max_tokens)
+            tracked.hit_length = tracked.state_at = hit.length if hit else 0
+            tracked.written_at = self._find_written(tracked)
+            self._register_cache_positions(tracked, tracked.hit_length, max_tokens)
         kind = hit.kind if hit else HitKind.MISS
         setattr(self.counters, kind.value, getattr(self.counters, kind.value) + 1)
         self.counters.tokens += hit.length if hit else 0
@@ -188,6 +190,11 @@ class PrefixCache(PrefixCacheInterface):
             self._unpin(tracked)
             self._pinned.drop_lost()
         return None
+
+    def _find_written(self, tracked: TrackedRequest) -> int:
+        """The tokens of the request's hit that are in the tier, or queued for it."""
+        last = tracked.pins[-1:] if self._index.has_states else tracked.pins
+        return max((min(entry.stop, tracked.hit_length) for entry in last if entry.in_tier), default=0)
 
     def _load_payloads(self, match: RadixMatch) -> list[Any] | None:
         """Return the payloads of a match; None if one of them cannot be used, whose entry is then removed."""
@@ -276,7 +283,7 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is not None:
             entries = tracked.pins
             self._unpin(tracked)
-            tracked.state_at = tracked.written_at = 0
+            tracked.hit_length = tracked.state_at = tracked.written_at = 0
             self._store.reject(*entries)
             self._pinned.drop_lost()
 

@@ -25,11 +25,19 @@ class SnapshotPlanner:
     """Plans snapshots.
 
     `interval`: tokens between two writes to a tier, and between two states of a prompt. `survives_restart`:
-    the end of a prompt is stored at once; else it can wait for the answer.
+    the end of a prompt is stored at once; else it can wait for the answer. `intervals_only`: only what is
+    an interval behind the last write is written. Where a model has states, that is a state.
     """
 
     def __init__(
-        self, index: RadixIndex, store: EntryStore, interval: int, *, grid_only: bool, survives_restart: bool
+        self,
+        index: RadixIndex,
+        store: EntryStore,
+        interval: int,
+        *,
+        grid_only: bool,
+        survives_restart: bool,
+        intervals_only: bool = False,
     ) -> None:
         self._index = index
         self._store = store
@@ -37,7 +45,8 @@ class SnapshotPlanner:
         # A kill can lose one chunk that is being computed and one that is being written.
         self._interval = max(interval - index.chunk, index.chunk)
         self._grid_only = grid_only
-        self._survives_restart = survives_restart
+        self._stores_ends = survives_restart and not intervals_only
+        self._intervals_only = intervals_only
 
     def plan_cache_positions(self, tracked: TrackedRequest, length: int, limit: int) -> list[CachePosition]:
         """Return the cache positions that a request will have stored. It begins to run after `length`
@@ -49,15 +58,17 @@ class SnapshotPlanner:
                 not self._index.has_states or self._needs_state(tracked, stop, limit, state_at)
             ):
                 points.append((stop, key))
-                state_at = stop
+                if not self._intervals_only or self._is_due(stop, state_at):
+                    state_at = stop
         return points
 
     def plan_snapshots(self, tracked: TrackedRequest, start: int, stop: int, target: int) -> list[CacheEntry]:
         """Return the planned entries for tokens [start, stop) of a prompt whose prefill ends at `target`."""
-        needs_state = self._needs_state(tracked, stop, target, tracked.state_at)
+        last = tracked.written_at if self._intervals_only else tracked.state_at
+        needs_state = self._needs_state(tracked, stop, target, last)
         ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
         planned_entries = self._plan_missing_deltas(tracked, ends)
-        store_end = stop == target and (self._survives_restart or tracked.awaited)
+        store_end = stop == target and (self._stores_ends or tracked.awaited)
         partial = stop % self._chunk and not self._grid_only and (needs_state or store_end)
         tracked.deferred = stop if stop == target and not partial else 0
         if partial:
@@ -72,7 +83,7 @@ class SnapshotPlanner:
             planned.at_cache_position = is_state and (
                 at == target or at in tracked.request.all_cache_positions
             )
-            planned.durable = is_state or at == target or at - tracked.written_at >= self._interval
+            planned.durable = self._is_durable(tracked, planned, is_state or at == target)
             if planned.durable:
                 tracked.written_at = at
         # Nobody needs to wait for what is not going to be stored now.
@@ -83,8 +94,18 @@ class SnapshotPlanner:
     def _needs_state(self, tracked: TrackedRequest, stop: int, target: int, last: int) -> bool:
         if not self._index.has_states or (self._grid_only and stop % self._chunk):
             return False
-        overdue = stop % self._chunk == 0 and stop - last >= self._interval
+        overdue = stop % self._chunk == 0 and self._is_due(stop, last)
         return overdue or stop == target or stop in tracked.request.all_cache_positions
+
+    def _is_due(self, stop: int, last: int) -> bool:
+        return stop - last >= self._interval
+
+    def _is_durable(self, tracked: TrackedRequest, planned: CacheEntry, is_end: bool) -> bool:
+        """Whether a planned entry is to be written to a tier. `is_end`: others may begin where it ends."""
+        is_due = self._is_due(planned.stop, tracked.written_at)
+        if not self._intervals_only:
+            return is_end or is_due
+        return is_due and (planned.kind is SnapshotKind.STATE) == self._index.has_states
 
     @contain_failures(NoneType)
     def replace_interval_state(self, tracked: TrackedRequest, state: CacheEntry) -> None:
@@ -116,7 +137,8 @@ class SnapshotPlanner:
         if self._index.has_states:
             planned_entries += self._plan_missing_state(tracked, stop)
         for planned in planned_entries:
-            planned.durable = planned.stop == stop
+            is_end = planned.stop == stop
+            planned.durable = is_end and self._is_durable(tracked, planned, is_end)
             planned.from_prompt = stop <= prompt_tokens  # an interrupted prompt comes back
             if planned.kind is SnapshotKind.DELTA and planned.start < tracked.deferred < planned.stop:
                 planned.prompt_end = tracked.chain.plan_entry(SnapshotKind.DELTA, tracked.deferred)

@@ -29,6 +29,7 @@ class TrackedRequest:
     grid_only: bool
     running: bool = False
     pins: list[CacheEntry] = field(default_factory=list)  # the entries of its hit
+    hit_length: int = 0  # tokens that it took from the cache when it began to run
     state_at: int = 0  # position of its last state
     written_at: int = 0  # position of its last entry that was to be written to disk
     interval_states: list[tuple[CacheEntry, int]] = field(

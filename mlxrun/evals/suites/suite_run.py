@@ -197,11 +197,11 @@ class SuiteRun:
         try:
             for cell in cells:
                 await self._run_cell(cell, engine, list(zip(infos, starts, strict=True)))
-            if all(self.manifest.records[cell.name]["state"] == "done" for cell in cells):
-                await asyncio.to_thread(delete_cache, cache)
         finally:
             await self.stop.run_cleanup(engine.close())
             gc.collect()  # the weights must be gone before those of the next model are loaded
+        if all(self.manifest.records[cell.name]["state"] == "done" for cell in cells):
+            await asyncio.to_thread(delete_cache, cache)  # no engine writes to it any more
 
     async def _run_cell(
         self, cell: Cell, engine: SharedEngine, models: Sequence[tuple[ModelInfo, StartEngine]]

@@ -28,8 +28,9 @@ def lift_step_limit(config: Config) -> Config:
 
 def choose_engine_config(config: Config, folder: Path) -> Config:
     """Return `config` for the engine of a job. Its prefix cache is on disk in `folder`, unless the user wants
-    no cache or names a folder. If `folder` cannot be written, the cache is in memory only. Steps may take any
-    time."""
+    no cache or names a folder. There it has checkpoints of long prompts: a short one is computed again in
+    less time than its file takes. If `folder` cannot be written, the cache is in memory only. Steps may take
+    any time."""
     config = lift_step_limit(config)
     cache = config.cache
     if cache.backend == "none" or (cache.backend == "disk" and cache.disk_path is not None):
@@ -42,7 +43,8 @@ def choose_engine_config(config: Config, folder: Path) -> Config:
     except OSError as error:
         log.warning("%s: cannot be written (%s); the prefix cache is in memory only", folder, error.strerror)
         return replace(config, cache=replace(cache, backend="memory", disk_path=None))
-    return replace(config, cache=replace(cache, backend="disk", disk_path=str(folder)))
+    cache = replace(cache, backend="disk", disk_path=str(folder), intervals_only=True)
+    return replace(config, cache=cache)
 
 
 def delete_cache(folder: Path) -> None:

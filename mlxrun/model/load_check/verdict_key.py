@@ -28,12 +28,13 @@ from mlxrun.model.machine.versions import list_library_versions
 
 FORMAT = 2  # of kept verdicts
 _SECTIONS = ("model", "engine", "scheduler", "cache", "prefill", "speculation")
-# Where files are, and what things are called: digests say what is in them.
+# Where files are, when they are written, and what things are called: digests say what is in them.
 # By the memory limit only the form of weights is chosen, which the verdict has.
 _LEFT_OUT = (
     ("model", "path"),
     ("model", "names"),
     ("cache", "disk_path"),
+    ("cache", "intervals_only"),
     ("engine", "load_check"),
     ("scheduler", "memory_limit"),
 )

@@ -63,6 +63,24 @@ def test_a_request_waits_again_if_the_cache_has_more_by_then() -> None:
     assert hit is not None and hit.length == len(question)
 
 
+def test_a_request_waits_for_the_logprobs_of_what_is_already_stored() -> None:
+    """With a tier, a prompt is stored a step before its logprobs are read. Also those that come then wait."""
+    cache = make_cache(chunk=128, tier=FakeTier())
+    first, second, late = (Row(cache, make_scored(name, [*LONG, at]), 128) for at, name in enumerate("abc"))
+    first.begin()
+    assert cache.should_wait_for_prefix("b")
+    while first.prefill():
+        pass
+    assert list_entries(cache), "the prompt is stored"
+    assert cache.should_wait_for_prefix("b") and cache.should_wait_for_prefix("c")
+    logprobs = tuple(TokenLogprob(-1.0, ((5, -0.5),), 1) for _ in range(len(LONG)))
+    cache.record_prompt_logprobs(PromptLogprobs("a", 1, logprobs))
+    first.end()
+    for row in (second, late):
+        assert not cache.should_wait_for_prefix(row.request.id)
+        assert len(cache.find_prompt_logprobs(row.request.id, 1)) == len(LONG) - 1
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_live_request_waits_for_none_in_the_background(background: bool) -> None:
     cache = make_cache(chunk=128)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from mlxrun.core.request import HitKind
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from tests.helpers.cache_fakes import (
+    FakeTier,
     Row,
     check_integrity,
     list_entries,
@@ -114,6 +119,40 @@ def test_only_the_newest_checkpoint_of_a_prompt_stays() -> None:
     while row.prefill():
         seen.append(list_stops(cache, SnapshotKind.STATE))
     assert seen[1:4] == [[16], [16], [32]] and seen[-1] == [69]
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_of_intervals_only_a_short_prompt_has_no_file_and_a_long_one_loses_little(states: bool) -> None:
+    """The files are what a killed job finds: at most an interval and a chunk less than was computed."""
+    options: dict[str, Any] = {"tier": FakeTier(), "states": states, "every": 24, "intervals_only": True}
+    cache = make_cache(**options)
+    serve(cache, "short", range(50, 64), [1, 2], cache_positions=(11,))
+    assert not options["tier"].files and len(list_entries(cache)) > 0
+    serve(cache, "long", range(100, 170), [1, 2], cache_positions=(113,))
+    hit = Row(make_cache(**options), make_request("again", range(100, 170))).begin()
+    assert hit is not None and 70 - 24 - 8 <= hit.length < 69
+
+
+def test_of_intervals_only_a_state_that_is_not_written_puts_off_no_checkpoint() -> None:
+    options: dict[str, Any] = {"tier": FakeTier(), "states": True, "every": 64, "intervals_only": True}
+    row = Row(make_cache(**options), make_request("a", range(120), cache_positions=(55,)))
+    row.begin()
+    while row.filled < 104:
+        row.prefill()
+    hit = Row(make_cache(**options), make_request("again", range(120))).begin()
+    assert hit is not None and row.filled - hit.length <= 64 + 8
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_of_intervals_only_turns_that_grow_are_written_too(states: bool) -> None:
+    """Each turn begins in memory where the last one ended, and is shorter than an interval."""
+    options: dict[str, Any] = {"tier": FakeTier(), "states": states, "every": 24, "intervals_only": True}
+    cache, prompt = make_cache(**options), list(LONG[:6])
+    for turn in range(12):
+        serve(cache, f"t{turn}", prompt, [1, 2])
+        prompt += [1, 2, 200 + turn, 5]
+        hit = Row(make_cache(**options), make_request("again", prompt)).begin()
+        assert len(prompt) - 4 - (hit.length if hit is not None else 0) <= 24 + 8
 
 
 def test_a_checkpoint_that_another_uses_stays() -> None:

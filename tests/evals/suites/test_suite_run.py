@@ -65,6 +65,16 @@ async def test_each_model_is_loaded_once(bench: SuiteBench) -> None:
     assert manifest["config_hash"] == found["cells"][5]["config_hash"]
 
 
+async def test_the_cache_is_deleted_once_no_engine_writes_to_it(
+    bench: SuiteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    delete = "mlxrun.evals.suites.suite_run.delete_cache"
+    monkeypatch.setattr(delete, lambda folder: closed.append(bench.clients[-1].closed))
+    assert await bench.run() == 0
+    assert closed == [True, True]
+
+
 async def test_a_second_load_would_be_seen(bench: SuiteBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation twin: an engine that is started for each cell."""
     monkeypatch.setattr("mlxrun.evals.suites.suite_run.SharedEngine.start", lambda self, begin: begin())

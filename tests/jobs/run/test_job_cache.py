@@ -36,7 +36,7 @@ def test_the_engine_keeps_a_jobs_prefixes_in_its_folder(paths: JobPaths) -> None
         found = job_cache.choose_engine_config(config, paths.cache)
         assert (found.cache.backend, found.cache.disk_path) == ("disk", str(paths.cache.absolute()))
         assert found == replace(config, cache=found.cache, scheduler=replace(config.scheduler, step_ms=0))
-        assert found.cache.disk_bytes == config.cache.disk_bytes
+        assert found.cache.disk_bytes == config.cache.disk_bytes and found.cache.intervals_only
     for config in (with_cache(backend="none"), with_cache(backend="disk", disk_path="/mine")):
         config = replace(config, scheduler=replace(config.scheduler, step_ms=50))
         assert job_cache.choose_engine_config(config, paths.cache) is config

@@ -25,7 +25,14 @@ from tests.helpers.model_fixtures import Zoo
 
 Patch = pytest.MonkeyPatch
 SECTIONS = ("model", "engine", "scheduler", "cache", "prefill", "speculation")
-PLACES = ("model.path", "model.names", "cache.disk_path", "engine.load_check", "scheduler.memory_limit")
+PLACES = (
+    "model.path",
+    "model.names",
+    "cache.disk_path",
+    "cache.intervals_only",
+    "engine.load_check",
+    "scheduler.memory_limit",
+)
 
 
 @pytest.fixture
