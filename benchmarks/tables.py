@@ -42,6 +42,7 @@ ENGINE = {
     "engine-cpu": ("engine-cpu",),
 }
 MODES = ("engine-h200-slow-host", "engine-h200-reproducible")  # of one host
+CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 
@@ -113,6 +114,12 @@ def make_table(name: str) -> list[str]:
     if name == "decode-layers":
         head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
         return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
+    if name == CPU_MODES[0]:
+        head = [
+            "| kernels | rows | usual mode | reproducible | × time | one forward a row | × time |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        return [*head, *(row for file in CPU_MODES for row in _list_cpu_mode_rows(file))]
     if name == MODES[1]:
         head = ["| workload | measure | usual mode | reproducible | × |", "|---|---|---|---|---|"]
         return [*head, *_list_mode_rows()]
@@ -157,6 +164,15 @@ def _list_mode_rows() -> Iterator[str]:
             cells = " | ".join(format_figure(value, measure) for value in (before, now))
             yield f"| {title} | {MEASURES[measure]} | {cells} | {format_ratio(ratio)} |"
             title = ""
+
+
+def _list_cpu_mode_rows(name: str) -> Iterator[str]:
+    report = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for row in report["rows"]:
+        cells = [f"{row['ms']['usual']:.2f} ms"]
+        for mode in ("reproducible", "unchecked"):
+            cells += [f"{row['ms'][mode]:.2f} ms", format_ratio(row["ratio"][mode])]
+        yield f"| {report['device']['blas_kernel']} | {row['rows']} | {' | '.join(cells)} |"
 
 
 def _list_layer_rows(name: str) -> Iterator[str]:
