@@ -449,6 +449,41 @@ def decode_layers(
     return write_report(report, json_path, print_layers_report)
 
 
+@command.command(name="decode-modes", short_help="Decode steps with engine.reproducible and without.")
+@click.option(
+    "--model", default="tiny", show_default=True, metavar="MODEL", help="As of mlxrun bench engine."
+)
+@click.option("--rows", multiple=True, type=click.IntRange(1, 4096), help="Several times; default: 1, 8, 32.")
+@click.option("--context", default=256, show_default=True, type=click.IntRange(2), help="Tokens of each row.")
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Of each turn.")
+@click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Medians are shown.")
+@add_json_option
+def decode_modes(model: str, rows: tuple[int, ...], json_path: Path | None, **options: Any) -> int:
+    """Measure a decode step of both modes in turns, by processor time."""
+    from benchmarks.decode_modes import print_modes_report, run_modes_bench
+
+    report = run_modes_bench(Config(), model, rows or (1, 8, 32), say=say, **options)
+    return write_report(report, json_path, print_modes_report)
+
+
+@command.command(name="waiting", short_help="A short prompt behind a long one, by the length of steps.")
+@click.option(
+    "--model", default="tiny", show_default=True, metavar="MODEL", help="As of mlxrun bench engine."
+)
+@click.option(
+    "--long", default=8192, show_default=True, type=click.IntRange(2), help="Tokens of that prompt."
+)
+@click.option("--short", default=200, show_default=True, type=click.IntRange(2), help="Tokens of the other.")
+@click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Medians are shown.")
+@add_json_option
+def waiting(model: str, json_path: Path | None, **options: Any) -> int:
+    """Measure the first token of a short prompt alone and behind a long one."""
+    from benchmarks.waiting import print_waiting_report, run_waiting_bench
+
+    report = run_waiting_bench(Config(), model, say=say, **options)
+    return write_report(report, json_path, print_waiting_report)
+
+
 @command.command(name="gpu", short_help="All figures of README and docs/ that come from a GPU.")
 @click.option(
     "--run", "names", multiple=True, type=click.Choice([run.name for run in RUNS]), help="Only these."

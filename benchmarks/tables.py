@@ -48,6 +48,8 @@ ENGINE = {
     "engine-cpu": ("engine-cpu",),
 }
 MODES = ("engine-h200-slow-host", "engine-h200-reproducible")  # of one host
+CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
+WAITING = "waiting-cpu"
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
 # Ollama's are those of its quickstart and of its page about Linux.
@@ -151,6 +153,15 @@ def make_table(name: str) -> list[str]:
     if name == "decode-layers":
         head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
         return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
+    if name == WAITING:
+        head = ["| steps | alone | behind the long prompt | × alone | processor time of the long prompt |"]
+        return [*head, "|---|---|---|---|---|", *_list_waiting_rows()]
+    if name == CPU_MODES[0]:
+        head = [
+            "| kernels | rows | usual mode | reproducible | × time | one forward a row | × time |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        return [*head, *(row for file in CPU_MODES for row in _list_cpu_mode_rows(file))]
     if name == MODES[1]:
         head = ["| workload | measure | usual mode | reproducible | × |", "|---|---|---|---|---|"]
         return [*head, *_list_mode_rows()]
@@ -204,6 +215,23 @@ def _list_mode_rows() -> Iterator[str]:
             cells = " | ".join(format_figure(value, measure) for value in (before, now))
             yield f"| {title} | {MEASURES[measure]} | {cells} | {format_ratio(ratio)} |"
             title = ""
+
+
+def _list_waiting_rows() -> Iterator[str]:
+    sides = json.loads((FOLDER / f"{WAITING}.json").read_text(encoding="utf-8"))["sides"]
+    for side, found in sides.items():
+        cells = [format_figure(found[name], name) for name in ("alone_s", "behind_s")]
+        ratio = format_ratio(found["behind_s"] / found["alone_s"])
+        yield f"| {side} | {' | '.join(cells)} | {ratio} | {format_figure(found['long_processor_s'], '_s')} |"
+
+
+def _list_cpu_mode_rows(name: str) -> Iterator[str]:
+    report = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for row in report["rows"]:
+        cells = [f"{row['ms']['usual']:.2f} ms"]
+        for mode in ("reproducible", "unchecked"):
+            cells += [f"{row['ms'][mode]:.2f} ms", format_ratio(row["ratio"][mode])]
+        yield f"| {report['device']['blas_kernel']} | {row['rows']} | {' | '.join(cells)} |"
 
 
 def _list_layer_rows(name: str) -> Iterator[str]:

@@ -70,8 +70,8 @@ class EngineSettings:
 
     reproducible: bool = False
     """Make answers independent of what else runs in the batch: prompts are prefilled one at a time in full
-    chunks, rows are decoded one at a time on a CPU, which is slower, and in batches of a fixed size,
-    `scheduler.max_running`, on a GPU, where it costs time only if few rows run."""
+    chunks, and rows are decoded in batches of a fixed size. That is `scheduler.max_running` on a GPU, where
+    it costs time only if few rows run, and 32 or 8 on a CPU, where OpenBLAS also has one thread."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """What computes. `auto`: the GPU if there is one that MLX can use, else the CPU. `gpu`: an error where
     there is none."""
@@ -111,7 +111,8 @@ class SchedulerSettings:
     and fewer towards the end of a long prompt; at most one chunk."""
     step_ms: Annotated[int | None, Range(0, 60_000)] = None
     """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
-    It takes 64 tokens at least. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
+    It takes 64 tokens at least. On a CPU, steps of a prompt take a quarter of that while nothing else runs or
+    waits. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
     prefill_rows: Annotated[int, Range(1, 256)] = 16
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the load check has found padding to be exact."""

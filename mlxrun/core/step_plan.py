@@ -208,7 +208,8 @@ class StepCosts:
     many tokens of a prompt are computed, since attention dominates from there; 0: never. `few_lengths`: a
     shortened chunk gets one of few lengths, because the device prepares for each new one. `min_chunk`: fewer
     tokens take no less time, because launches bound a forward. `least_fitting`: a chunk is halved if a step
-    has time for less than this share of it.
+    has time for less than this share of it. `lone_share`: of the time of a step, what a prompt gets while
+    nothing else runs or waits. A request that comes then waits for less, where short steps are as efficient.
     """
 
     max_sampling_chunk: int = 0
@@ -217,6 +218,7 @@ class StepCosts:
     few_lengths: bool = False
     min_chunk: int = MIN_CHUNK
     least_fitting: float = 1.0
+    lone_share: float = 1.0
 
     def limit_chunk(self, remaining: int, budget: int) -> int:
         """The most tokens of a step's first chunk. `remaining`: tokens left of its prompt."""

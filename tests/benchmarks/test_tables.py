@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.tables import (
     BLOCK,
+    CPU_MODES,
     ENGINE,
     INSTALL,
     MEMORY,
@@ -17,6 +18,7 @@ from benchmarks.tables import (
     STEPS,
     UI_COST,
     VISUAL,
+    WAITING,
     fill_tables,
     format_figure,
     format_ratio,
@@ -34,7 +36,20 @@ def test_tables_are_up_to_date(page: Path) -> None:
 def test_every_kept_engine_result_is_in_a_table() -> None:
     names = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(
-        ["readme", "decode-layers", MEMORY, MODES[1], PROMPT_SIZES, VISUAL, INSTALL, STEPS, UI_COST, *ENGINE]
+        [
+            "readme",
+            "decode-layers",
+            CPU_MODES[0],
+            WAITING,
+            MEMORY,
+            MODES[1],
+            PROMPT_SIZES,
+            VISUAL,
+            INSTALL,
+            STEPS,
+            UI_COST,
+            *ENGINE,
+        ]
     )
 
 

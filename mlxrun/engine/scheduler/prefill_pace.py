@@ -13,6 +13,7 @@ from mlxrun.core.step_plan import StepPlan
 NEWEST_WEIGHT = 0.5  # of the newest step in averages
 DECAY = 0.6  # of what earlier steps add to a pace, at each further step
 IMAGE_SHARE = 0.25  # of the time of a step, for images
+LONE_TOKENS = 128  # fewer in a step take more processor time for each
 MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
 
 
@@ -54,6 +55,7 @@ class PrefillPace:
     `step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured; `min_tokens`:
     the smallest limit. `least`: see fit_chunks. It is below 1 where launches bound a forward. There halves
     take nearly as long as whole chunks, and their slow pace would prevent whole chunks for good.
+    `lone_share`: see StepCosts.
 
     The time between two returns of the runner belongs to one of two steps. On CPUs prompts are computed while
     their graph is built, so it is the step that was given. On GPUs it is the step before, which the runner
@@ -61,8 +63,10 @@ class PrefillPace:
     takes two returns, the second one of an empty step.
     """
 
-    def __init__(self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0) -> None:
-        self._least = least
+    def __init__(
+        self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0, lone_share: float = 1.0
+    ) -> None:
+        self._least, self._lone_share = least, lone_share
         self._seconds = step_ms / 1000
         self._chunk = chunk
         self._min_tokens = min_tokens
@@ -101,12 +105,21 @@ class PrefillPace:
         that others wait less than for tokens."""
         return self._seconds * IMAGE_SHARE or None
 
-    def limit_tokens(self, budget: int, decoding: bool) -> int:
+    def limit_tokens(self, budget: int, decoding: bool, lone: bool = False) -> int:
         """The prompt tokens that fit into a step, at most `budget`. From one chunk on they are whole chunks
-        of the grid. Steps then end where chunks end, so timing does not change how a prompt is split."""
+        of the grid. Steps then end where chunks end, so timing does not change how a prompt is split. `lone`:
+        they are of one prompt, and nothing else runs or waits."""
         if not self._seconds or budget <= self._min_tokens:
             return budget
+        usual = self._count_fitting(self._seconds, decoding)
+        if lone:
+            usual = min(
+                usual, max(self._count_fitting(self._seconds * self._lone_share, decoding), LONE_TOKENS)
+            )
+        return min(budget, usual)
+
+    def _count_fitting(self, seconds: float, decoding: bool) -> int:
         pace = self._compute_pace()
-        spare = max(self._seconds - (self._decode_seconds if decoding else 0.0), self._seconds / 4)
+        spare = max(seconds - (self._decode_seconds if decoding else 0.0), seconds / 4)
         most = float(self._chunk) if pace is None else pace * spare
-        return min(budget, max(fit_chunks(most, self._chunk, self._least), self._min_tokens))
+        return max(fit_chunks(most, self._chunk, self._least), self._min_tokens)

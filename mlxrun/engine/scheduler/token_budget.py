@@ -57,7 +57,9 @@ class TokenBudget:
         self.costs = costs
         self.texts: TextMemory | None = None  # what shares the memory with rows
         self.shared_tokens = 0  # of decoding rows, in memory that another row counts
-        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs.least_fitting)
+        self.pace = PrefillPace(
+            settings.step_ms or 0, chunk, min_chunk, costs.least_fitting, costs.lone_share
+        )
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether a request fits beside the running ones. `use_cache`: see fits_memory."""
@@ -133,7 +135,7 @@ class TokenBudget:
         if decoding:
             weight = max(waiting * self.costs.waiting_weight, decoding)
             budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
-        budget = self.pace.limit_tokens(budget, decoding > 0)
+        budget = self.pace.limit_tokens(budget, decoding > 0, lone=not decoding and waiting == 1)
         lengths, others = list_lengths(running)
         while budget > self.min_chunk and not self.fits_memory(lengths, budget, decoding=others):
             budget = max(budget // 2, self.min_chunk)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ import mlx.nn as nn
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks import device_attention
+from mlxrun.model.hooks.device_attention import USUAL_ROWS
 from mlxrun.model.hooks.logit_rule import LogitRule, PositionLogits, TurnedParts, attend_arrays
 from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantized
 from mlxrun.model.kv.ragged.row_group import RowGroup
@@ -102,7 +104,8 @@ class RaggedKeys(RowKeys):
             whole = count == queries.shape[0]
             own, of_rows = (queries, rule) if whole else _select_rows(queries, rule, row, row + count)
             mask = group.make_mask(keys.shape[2], rule.window)
-            outputs.append(attend_arrays(own, keys, values, mask, of_rows, _attend))
+            attend = _attend if group.width is None else partial(_attend, usual_rows=USUAL_ROWS)
+            outputs.append(attend_arrays(own, keys, values, mask, of_rows, attend))
             row += count
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
@@ -261,25 +264,41 @@ def use_engine_attention(
         _EngineAttention.on_cpu = before
 
 
-def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-    """Attention over plain or quantized arrays in an engine's forward."""
+def _attend(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    scale: float,
+    mask: Any,
+    usual_rows: int | None = None,
+    **kwargs: Any,
+) -> mx.array:
+    """Attention over plain or quantized arrays in an engine's forward. `usual_rows`: as in
+    compute_attention."""
     if isinstance(keys, QuantizedArray):
         return attend_quantized(queries, keys, values, scale, mask, **kwargs)
     if not _EngineAttention.enabled:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
     if _EngineAttention.check is not None:
         _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
-    return attend_plain(queries, keys, values, scale, mask, **kwargs)
+    more = {} if usual_rows is None else {"usual_rows": usual_rows}
+    return attend_plain(queries, keys, values, scale, mask, **more, **kwargs)
 
 
 def attend_plain(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: Any,
+    usual_rows: int | None = None,
+    **kwargs: Any,
 ) -> mx.array:
     """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
         attend = _EngineAttention.on_cpu or device_attention.compute_attention
-        attended: mx.array = attend(queries, keys, values, scale, mask)
+        attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)

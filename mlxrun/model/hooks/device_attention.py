@@ -24,6 +24,7 @@ BLOCK_LOGITS = 1 << 21  # logits that are computed together: 8 MB
 MIN_QUERIES = 8  # in a block: matrix products of fewer rows are slow
 NUMPY_LOGITS = 1 << 17  # logits that NumPy makes several passes over
 GRAPH_LOGITS = 1 << 15  # a decode step with fewer logits stays in the graph
+USUAL_ROWS = 8  # of a decode step, where one row may not be computed otherwise than many
 MASKED_LOGIT = -1e30  # finite, so that a row that attends to nothing does not become NaN
 LOG2E = math.log2(math.e)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -34,18 +35,25 @@ Mask: TypeAlias = mx.array | str | None
 
 
 def compute_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: Mask,
+    *,
+    usual_rows: int | None = None,
 ) -> mx.array:
     """Same as mx.fast.scaled_dot_product_attention, and of the queries' dtype, one of FLOATS. Shapes: queries
     [B, Hq, L, D], keys [B, H, N, D], values [B, H, N, Dv] -> [B, Hq, L, Dv].
 
     `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query attends to all keys. It
-    evaluates at once where that is faster, so compiled functions cannot use it.
+    evaluates at once where that is faster, so compiled functions cannot use it. `usual_rows`: choose as for
+    so many rows, so that each row rounds alike in any company; None: as for those that there are.
     """
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
     seen = None if length == 1 and isinstance(mask, str) else mask  # the last query sees all keys
-    few = length == 1 and rows * heads * k.shape[2] < GRAPH_LOGITS
+    few = length == 1 and (usual_rows or rows) * heads * k.shape[2] < GRAPH_LOGITS
     out = _attend_in_graph(q, k, v, scale, seen) if few else _attend_in_blocks(q, k, v, scale, seen)
     return out.astype(queries.dtype)
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
+import mlx.core as mx
+
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.media_names import KINDS
@@ -49,6 +51,9 @@ from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller
 SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
 COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
 WIDTHS = (1, 3, 7, 15, 23, 31)  # the same where forwards of these and some other widths are computed
+# Rows of a decode forward on a CPU, whatever `scheduler.max_running` is: as many as BLAS rounds alike in
+# every place. Kernels for AVX2 round some of 12 and more rows otherwise. Fewer rows may have the same bits.
+CPU_WIDTHS, NARROW_WIDTHS = (32, 8), (1, 2, 4, 8, 16)
 
 
 def choose_methods(
@@ -118,7 +123,11 @@ def _describe_window(size: int, long: LongReference | None) -> ComparedWindow:
 def _check_company(caller: ModelCaller, report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
     """The report with whether a row has the same bits in any company, by the products that steps have. It is
     computed in forwards of any width, if not so in those of a fixed width, and else in one of its own."""
+    if not uses_gpu():
+        report = _choose_width(report, reference)
     methods = report.methods
+    if methods.decode == "row_by_row":
+        return report
     if list_even(caller.model) and is_compiled(methods.decode):
         tried = replace(methods, any_width=True)
         check = _compare_company(tried, reference, WIDTHS, "forwards of one width")
@@ -141,6 +150,27 @@ def _compare_company(
 
     name = f"same bits in {'any width' if methods.any_width else 'company'}"
     return reference.check(name, beside, decode_single_row, exact=True, instead=instead)
+
+
+def _choose_width(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
+    """The report with the widest forward on a CPU that gives a row the same bits in every place, and with the
+    narrower ones that give these bits too. If there is none, each row has its own forward."""
+    runs, instead = TextChecks(reference, False), SLOWER_DECODE["grouped"]
+
+    def check_places(methods: ComputeMethods, alone: mx.array) -> LoadCheck:
+        expected = {(place, 0): alone for place in range(methods.fixed_width)}
+        name, run = "same bits in every place", partial(runs.decode_copies, methods)
+        return reference.check(name, run, lambda: expected, exact=True, instead=instead)
+
+    for width in CPU_WIDTHS:
+        methods = replace(report.methods, fixed_width=width)
+        alone = _run_by_engine(reference, partial(runs.decode_beside, methods, (0,)))[0, 0]
+        check = check_places(methods, alone)
+        if check.passed:
+            less = [replace(methods, fixed_width=size) for size in NARROW_WIDTHS if size < width]
+            narrow = tuple(each.fixed_width for each in less if check_places(each, alone).passed)
+            return report.add([check], methods=replace(methods, narrow_widths=narrow))
+    return report.add([check], methods=replace(report.methods, decode="row_by_row"))
 
 
 def _check_drafts(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
@@ -189,9 +219,10 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool, fuse
     scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
     batched = _choose_batched(template, config, fused) if paged and gpu else "ragged"
     if config.engine.reproducible:
-        # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
-        decode: DecodeMethod = batched if gpu and can_batch(template) else "row_by_row"
-        width, grid = scheduler.max_running, scheduler.chunk or DEFAULT_CHUNK
+        # A CPU's BLAS may round a row by its place among the others, which has to be compared.
+        possible = can_batch(template) and (gpu or config.engine.load_check)
+        decode: DecodeMethod = batched if possible else "row_by_row"
+        width, grid = scheduler.max_running if gpu else CPU_WIDTHS[0], scheduler.chunk or DEFAULT_CHUNK
         return ComputeMethods(decode, PrefillSharing(), width, uses_cuda(), snapshots, grid=grid)
     if not can_batch(template):
         return ComputeMethods("row_by_row", snapshots=snapshots)

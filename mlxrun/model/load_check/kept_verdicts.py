@@ -115,6 +115,7 @@ def _decode(content: bytes, key: str) -> KeptVerdict:
 def _build_report(fields: dict[str, Any]) -> LoadCheckReport:
     methods = dict(fields.pop("methods"))
     methods["sharing"] = PrefillSharing(**methods["sharing"])
+    methods["narrow_widths"] = tuple(methods["narrow_widths"])
     if methods["quantization"] is not None:
         methods["quantization"] = KVQuantization(*methods["quantization"])
     return LoadCheckReport(

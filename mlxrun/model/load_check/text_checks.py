@@ -107,6 +107,14 @@ class TextChecks:
                 logits[index, step] = self.reference.forward(batch, tokens)[at]
         return logits
 
+    def decode_copies(self, methods: ComputeMethods) -> CheckLogits:
+        """Row 0 in every place of a forward of fixed width, one step. The keys are (place, 0)."""
+        names = [str(place) for place in range(methods.fixed_width)]
+        batch = make_decode_batch(self.reference.make_cache(), methods)
+        batch.update(set(names), [self.reference.make_row(0, name) for name in names])
+        output = self.reference.forward(batch, [self.reference.inputs[0][0]] * len(names))
+        return {(place, 0): row for place, row in enumerate(output)}
+
     def round_rows(self, quantization: KVQuantization) -> CheckLogits:
         """Each row by itself, with the library's own attention over keys and values that are rounded like the
         packed form."""

@@ -35,7 +35,8 @@ WARM_SIZE, WARM_SECONDS = 1024, 0.2
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
 CUDA_STEP_COSTS = StepCosts(512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75)
-CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
+# A deep prompt's chunk costs about as much as a step of 16 rows.
+CPU_STEP_COSTS = StepCosts(deep_prompt=384, lone_share=0.25)
 BUSY = {"cpu": 256, "metal": 512, "cuda": 2048}  # tokens beside decoding rows
 STEP_MS, CUDA_STEP_MS = 200, 100
 PARALLEL_BYTES, MOST_STREAMS, MOST_LAUNCHED = 1 << 28, 8, 2
@@ -72,7 +73,7 @@ def choose_step_costs(config: Config) -> StepCosts:
     """The scheduler's costs on this device. A configured `prefill_budget_busy` is not adapted."""
     if uses_gpu():
         return CUDA_STEP_COSTS if uses_cuda() else StepCosts()
-    return StepCosts() if config.scheduler.prefill_budget_busy else CPU_STEP_COSTS
+    return replace(CPU_STEP_COSTS, deep_prompt=0) if config.scheduler.prefill_budget_busy else CPU_STEP_COSTS
 
 
 def resolve_config(config: Config) -> Config:

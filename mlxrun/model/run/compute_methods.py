@@ -36,9 +36,10 @@ class ComputeMethods:
     """How prompts and rows of a model are computed.
 
     `fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a fixed
-    width each row also attends by itself, so that its result does not depend on the others. `any_width`: rows
-    in pages round alike in forwards of any width, so that `fixed_width` need not be filled. `grid`: with a
-    fixed width, the chunks of all prompts end at multiples of this many tokens; 1: anywhere. `launch_first`:
+    width each row also attends as it does by itself, so that its result does not depend on the others.
+    `any_width`: rows in pages round alike in forwards of any width, so that `fixed_width` need not be filled.
+    `narrow_widths`: without pages, smaller widths with the same bits, for fewer rows. `grid`: with a fixed
+    width, the chunks of all prompts end at multiples of this many tokens; 1: anywhere. `launch_first`:
     launch a step before the tokens of the last one are read (docs/architecture/decoding.md). `snapshots`:
     rows are copied for the prefix cache and restored from it.
 
@@ -66,6 +67,7 @@ class ComputeMethods:
     draft_problem: str = ""
     recurrence: DraftRecurrence = "wide_passes"
     attention: AttentionMethod = "engine"
+    narrow_widths: tuple[int, ...] = ()
 
     @property
     def shares_pages(self) -> bool:
@@ -107,8 +109,7 @@ def make_decode_batch(
     return DecodeBatch(
         template,
         one_pass=one_pass,
-        split_rows=bool(width),
-        width=width,
+        widths=(*methods.narrow_widths, width) if width else (),
         shortest=shortest,
         quantization=methods.quantization,
     )

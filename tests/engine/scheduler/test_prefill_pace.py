@@ -102,6 +102,17 @@ def test_decoding_rows_take_their_part_of_a_step() -> None:
     assert pace.limit_tokens(4096, True) == 256
 
 
+@pytest.mark.parametrize(
+    ("tokens_per_second", "limit"), [(100_000, 4096), (12_000, 512), (10_000, 256), (1000, 128), (10, 64)]
+)
+def test_a_prompt_by_itself_has_shorter_steps(tokens_per_second: int, limit: int) -> None:
+    """A quarter of the time here, but no chunk of 64 tokens unless that is all that fits into the whole."""
+    pace = make_pace(lone_share=0.25)
+    record_all(pace, (plan(512), 512 / tokens_per_second), times=20)
+    assert pace.limit_tokens(4096, False, lone=True) == limit
+    assert pace.limit_tokens(4096, False) >= limit
+
+
 def test_a_step_with_drafts_is_measured_as_one() -> None:
     """It is launched, and then waited for before the next one is planned. On a GPU a step beside it takes as
     long: 20 ms for a chunk, and 12 ms to decode, of which launching takes 2 or 9."""

@@ -173,6 +173,17 @@ def test_slow_steps_do_not_shrink_chunks_below_what_a_launch_takes() -> None:
         assert scheduler.token_budget.compute_prefill_budget([], 0, 1) == limit
 
 
+def test_only_a_prompt_by_itself_has_shorter_steps() -> None:
+    """Not one of two that wait, nor one beside a row that decodes."""
+    settings = make_settings(chunk=64, prefill_budget=4096, prefill_budget_busy=4096, step_ms=100)
+    costs = StepCosts(lone_share=0.25)
+    budget = Scheduler(settings, RequestLimits(10_000, MemoryBudget()), costs=costs).token_budget
+    plan = StepPlan(prefill=(PrefillChunk("a", 0, 512),))
+    budget.pace.record_step(plan, plan, 0.1)
+    found = [budget.compute_prefill_budget([], *counts) for counts in ((0, 1), (0, 2), (1, 1))]
+    assert found == [128, 512, 512]
+
+
 def test_pinned_prefixes_give_way_to_a_request_that_runs_alone() -> None:
     """It could never run otherwise. Beside another row it waits, and they stay."""
     cache = SizedCache(500, pinned=500)

@@ -130,9 +130,9 @@ def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -
     calls: list[int] = []
     original = device_attention.compute_attention
 
-    def counted(*args: Any) -> mx.array:
+    def counted(*args: Any, **options: Any) -> mx.array:
         calls.append(1)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(device_attention, "compute_attention", counted)
     routed = attention._make_routed(library)
@@ -150,3 +150,23 @@ def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -
     routed(q, k, v, cache=None, scale=SCALE, mask="causal")
     assert len(calls) == 1
     assert mx.allclose(ours, theirs, atol=1e-5).item()
+
+
+@pytest.mark.parametrize(
+    ("usual_rows", "width", "same"), [(8, 1280, True), (None, 1280, False), (8, 1111, False)]
+)
+def test_a_row_rounds_alike_in_company(usual_rows: int | None, width: int, same: bool) -> None:
+    """One of 1,100 tokens that attends over 1,280, and 32 of them. Twins: the method follows the number of
+    rows, and the width the longest row."""
+    mx.random.seed(5)
+    q, k, v = (mx.random.normal((32, heads, tokens, 16)) for heads, tokens in ((4, 1), (2, 1280), (2, 1280)))
+    first = 1280 - 1100
+
+    def attend(count: int, tokens: int) -> mx.array:
+        seen = mx.arange(tokens) >= tokens - 1100
+        keys, values = (a[:count, :, first - (tokens - 1100) :] for a in (k, v))
+        return device_attention.compute_attention(q[:count], keys, values, SCALE, seen, usual_rows=usual_rows)
+
+    alone, many = attend(1, width), attend(32, 1280)
+    assert mx.abs(alone - many[:1]).max().item() < 1e-5
+    assert mx.array_equal(alone, many[:1]).item() is same

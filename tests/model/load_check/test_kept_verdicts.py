@@ -27,6 +27,7 @@ METHODS = ComputeMethods(
     decode="grouped",
     sharing=PrefillSharing(3, 7, merge_chunks=True, tails=True, max_shared=99),
     fixed_width=5,
+    narrow_widths=(1, 3),
     snapshots=False,
     quantization=KVQuantization(8, 64, 3),
     draft_problem="they differ",

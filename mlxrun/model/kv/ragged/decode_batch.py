@@ -38,6 +38,13 @@ def find_bucket(length: int, shortest: int | None = None) -> int:
     return max(length, shortest or SHORTEST_BUCKET).bit_length()
 
 
+def choose_width(length: int, shortest: int | None = None) -> int:
+    """The tokens over which a row of this length attends if nothing else may decide it. They are at most a
+    quarter more, or a quarter of `shortest` more."""
+    step: int = max((shortest or SHORTEST_BUCKET) // 4, 1 << max(length.bit_length() - 3, 0))
+    return -(-length // step) * step
+
+
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
     """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
@@ -61,9 +68,9 @@ class DecodeBatch:
 
     `template`: an empty cache list of the model, for its shape and classes. `one_pass`: all rows in one
     forward with RaggedCache; else one forward a group with GroupCache, for models that look inside.
-    `split_rows`: each row is a group, so that no row's arithmetic depends on another's length. `width`: pad
-    the forward to this many rows. `shortest`: replaces SHORTEST_BUCKET. `quantization`: of long rows, only
-    with `one_pass`.
+    `widths`: pad each forward to the first of these numbers of rows that is enough, and take at most the last
+    one. Then a row's own length decides how many tokens it attends over, so that no row's arithmetic depends
+    on another's. `shortest`: replaces SHORTEST_BUCKET. `quantization`: of long rows, only with `one_pass`.
     """
 
     shared_tokens = 0  # no row holds what another one has
@@ -73,8 +80,7 @@ class DecodeBatch:
         template: Sequence[Any],
         *,
         one_pass: bool = True,
-        split_rows: bool = False,
-        width: int = 0,
+        widths: Sequence[int] = (),
         shortest: int | None = None,
         quantization: KVQuantization | None = None,
     ) -> None:
@@ -87,8 +93,7 @@ class DecodeBatch:
         cache_class: type[StepCache] = RaggedCache if one_pass else GroupCache
         self._step_caches = [cache_class(n, window) for n, window in enumerate(self._windows)]
         self._one_pass = one_pass
-        self._split_rows = split_rows
-        self._width = width
+        self._widths = widths
         self._shortest = shortest
         self._quantization = quantization
         self.groups: list[RowGroup] = []
@@ -118,7 +123,7 @@ class DecodeBatch:
         for row in joining:
             layers = [layer for layer in flatten_caches(row.cache) if get_kind(layer) is not LayerKind.STATE]
             entering.append((row.id, row.length, [layer_caches.read_keys_values(layer) for layer in layers]))
-        later = Counter() if self._split_rows else Counter(self.pick_bucket(row.length) for row in expected)
+        later = Counter(self.pick_bucket(row.length) for row in expected)
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
@@ -143,16 +148,18 @@ class DecodeBatch:
 
     def pick_bucket(self, length: int) -> int:
         """The bucket of a row of that length in the next step."""
+        if self._widths:
+            return choose_width(length + 1, self._shortest)
         bucket, quantization = find_bucket(length + 1, self._shortest), self._quantization
         return bucket if quantization is None or length < quantization.start else bucket + QUANTIZED
 
     def _can_change_bucket(self, group: RowGroup) -> bool:
         """Whether no other group has the bucket that this one's rows need now: a bucket has one group. Rows
-        that are to be quantized move."""
+        that are to be quantized, or to attend over more tokens, move."""
         bucket = self.pick_bucket(min(group.lengths))
-        if bucket - group.bucket > QUANTIZED // 2:
+        if self._widths or bucket - group.bucket > QUANTIZED // 2:
             return False
-        return self._split_rows or all(g is group or not g.ids or g.bucket != bucket for g in self.groups)
+        return all(g is group or not g.ids or g.bucket != bucket for g in self.groups)
 
     def _copy_row(self, group: RowGroup, index: int) -> _EnteringRow:
         length = group.lengths[index]
@@ -162,19 +169,25 @@ class DecodeBatch:
 
     def _assign_groups(self, entering: Sequence[_EnteringRow]) -> list[tuple[RowGroup, list[_EnteringRow]]]:
         """The group that each row enters; makes those that are missing."""
-        present = {} if self._split_rows else {group.bucket: group for group in self.groups if group.ids}
+        present = {group.bucket: group for group in self.groups if self._has_place(group)}
         placed: dict[int, tuple[RowGroup, list[_EnteringRow]]] = {}
         for row in entering:
             bucket = self.pick_bucket(row[1])
             group = present.get(bucket)
-            if group is None:
+            count = 0 if group is None else len(placed.get(id(group), (group, []))[1])
+            if group is None or not self._has_place(group, count):
                 form = self._quantization if bucket > QUANTIZED else None
-                group = RowGroup(bucket, self._windows, partial(make_buffer, form))
+                make, width = partial(make_buffer, form), bucket if self._widths else None
+                group = RowGroup(bucket, self._windows, make, width)
                 self.groups.append(group)
-                if not self._split_rows:
-                    present[bucket] = group
+                present[bucket] = group
             placed.setdefault(id(group), (group, []))[1].append(row)
         return list(placed.values())
+
+    def _has_place(self, group: RowGroup, entering: int = 0) -> bool:
+        """Whether a group that has rows, `entering` ones included, takes one more."""
+        count = len(group.ids) + entering
+        return count > 0 and (not self._widths or count < self._widths[-1])
 
     def _add_rows(self, group: RowGroup, rows: Sequence[_EnteringRow], expected: int) -> None:
         for layer, buffer in enumerate(group.buffers):
@@ -197,13 +210,13 @@ class DecodeBatch:
         """Add one token to every row, `tokens` [rows] at these rotary positions. Returns logits [rows, V]."""
         for group in self.groups:
             group.advance()
-        passes = [self.groups] if self._one_pass else [[group] for group in self.groups]
         outputs: list[mx.array] = []
         states = []
         first = 0
-        for groups in passes:
+        for groups in self._list_passes():
             count = sum(len(group.ids) for group in groups)
-            dummies = [0] * max(self._width - count, 0)
+            width = next((width for width in self._widths if width >= count), count)
+            dummies = [0] * (width - count)
             caches = self._make_step_caches(groups, first, len(dummies))
             ids = tokens[first : first + count]
             if dummies:
@@ -216,6 +229,19 @@ class DecodeBatch:
         for step_cache in self._step_caches:
             step_cache.end_step()
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _list_passes(self) -> list[list[RowGroup]]:
+        """The groups of each forward."""
+        most = self._widths[-1] if self._widths else sum(len(group.ids) for group in self.groups)
+        passes: list[list[RowGroup]] = []
+        count = most
+        for group in self.groups:
+            count += len(group.ids)
+            if count > most or not self._one_pass:
+                passes.append([])
+                count = len(group.ids)
+            passes[-1].append(group)
+        return passes
 
     def _make_step_caches(self, groups: list[RowGroup], first: int, padding: int) -> list[Any]:
         """The cache list that the model sees for these rows and so many dummy rows in one forward."""
@@ -233,7 +259,7 @@ class DecodeBatch:
         """The number of tokens in a row's cache, and its content, valid until the next `update` or `forward`.
         None for a quantized row, whose content differs from what its tokens would give alone."""
         group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
-        if group.bucket > QUANTIZED:
+        if self._quantization is not None and group.bucket > QUANTIZED:
             return None
         position, length = self.ids.index(rid), group.lengths[index]
         layers = self._states.view_row(position)

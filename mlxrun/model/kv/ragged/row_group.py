@@ -72,12 +72,12 @@ class KVBuffer:
         return RowKeysValues(keys, values, width)
 
     def add_rows(self, rows: Sequence[RowKeysValues], width: int, expected: int = 0) -> None:
-        """Add rows. `width`: tokens that the longest present row needs; `expected`: rows that join later."""
+        """Add rows. `width`: tokens that the present rows need; `expected`: rows that join later."""
         longest = max(row.length for row in rows)
         full = self.keys is None or self.rows + len(rows) > self.keys.shape[0]
-        if self.rows == expected == 0 and len(rows) == 1 and rows[0].keys.shape[2] > longest:
+        if self.rows == expected == 0 and len(rows) == 1 and rows[0].keys.shape[2] > longest >= width:
             self.keys, self.values, self.rows, self.end = rows[0].keys, rows[0].values, 1, longest
-        elif full or longest > self.end:
+        elif full or max(longest, width) > self.end:
             self._rebuild(rows, width, max(longest, width), expected)
         else:
             self._write_rows(rows)
@@ -109,7 +109,7 @@ class KVBuffer:
         """Move to a larger buffer that ends rows at `end`; keeps `width` tokens of present rows."""
         present = None if self.rows == 0 else self.view(width)
         count = self.rows + len(rows)
-        end = min(end, max([width if self.rows else 0, *(row.length for row in rows)]))
+        end = min(end, max([width, *(row.length for row in rows)]))
         tokens = choose_buffer_tokens(end)
         capacity = count + max(expected, count_spare_rows(count, tokens)) if rows else count
         keys, values = present or rows[0][:2]
@@ -143,7 +143,8 @@ class RowGroup:
     """The rows of one length bucket and their buffers, one for each KV or WINDOW layer of the model.
 
     `ids` and `lengths` (tokens in the cache, the one being computed included) are in row order.
-    `make_buffer`: makes the buffer of a layer with this window.
+    `make_buffer`: makes the buffer of a layer with this window. `width`: tokens over which every row attends,
+    masked ones included, so that it rounds alike in any company. None: as many as the longest row has.
     """
 
     def __init__(
@@ -151,8 +152,10 @@ class RowGroup:
         bucket: int,
         windows: Sequence[int | None],
         make_buffer: Callable[[int | None], Any] = KVBuffer,
+        width: int | None = None,
     ) -> None:
         self.bucket = bucket
+        self.width = width
         self.ids: list[str] = []
         self.lengths: list[int] = []
         self.buffers = [make_buffer(window) for window in windows]
@@ -183,8 +186,8 @@ class RowGroup:
         self._masks.clear()
 
     def get_width(self, window: int | None) -> int:
-        """The number of tokens that the longest row attends to in a layer with this window."""
-        longest = max(self.lengths, default=0)
+        """The number of tokens that rows attend over in a layer with this window."""
+        longest = max(self.lengths, default=0) if self.width is None else self.width
         return longest if window is None else min(longest, window)
 
     def make_mask(self, width: int, window: int | None) -> mx.array | None:

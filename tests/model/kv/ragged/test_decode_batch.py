@@ -23,6 +23,7 @@ from mlxrun.model.kv.ragged.decode_batch import (
     ExpectedRow,
     JoiningRow,
     RowByRowBatch,
+    choose_width,
     find_bucket,
 )
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
@@ -164,6 +165,7 @@ WAYS = {
     "grouped": ComputeMethods("grouped"),
     "row by row": ComputeMethods("row_by_row"),
     "fixed width": ComputeMethods("ragged", fixed_width=9),
+    "narrow widths": ComputeMethods("ragged", fixed_width=5, narrow_widths=(1, 3)),
     "paged": ComputeMethods("paged"),
     "paged, fixed width": ComputeMethods("paged", fixed_width=9),
 }
@@ -191,27 +193,31 @@ def test_rows_join_leave_and_grow(way: str, size: str, seed: int, monkeypatch: p
         if batch.ids:
             toy.step()
         if isinstance(batch, DecodeBatch):
-            check_groups(batch, split=way == "fixed width")
+            check_groups(batch, most=WAYS[way].fixed_width)
             most = max(most, len(batch.groups))
     assert born > 10
     if isinstance(batch, DecodeBatch) and size == "small groups":
         assert most >= 3
     if "fixed width" in way:
         assert set(toy.widths) == {9}
+    if way == "narrow widths":
+        assert set(toy.widths) == {1, 3, 5}
     batch.update(set(), [])
     assert batch.ids == [] and count_bytes(batch) == 0
 
 
-def check_groups(batch: DecodeBatch, split: bool) -> None:
-    """Every row is in the group of its bucket, before its next token; a bucket has one group."""
+def check_groups(batch: DecodeBatch, most: int) -> None:
+    """Every row is in the group of its bucket, before its next token; a bucket has one group. With a fixed
+    width of `most` rows, a group has at most so many, and its rows attend over as many tokens."""
     buckets = [group.bucket for group in batch.groups]
     assert buckets == sorted(buckets)
-    if split:
-        assert all(len(group.ids) == 1 for group in batch.groups)
-    else:
-        assert len(set(buckets)) == len(buckets)
+    assert most or len(set(buckets)) == len(buckets)
     for group in batch.groups:
-        assert all(find_bucket(n) == group.bucket for n in group.lengths)
+        if most:
+            assert len(group.ids) <= most
+            assert {choose_width(n) for n in group.lengths} == {group.bucket} == {group.width}
+        else:
+            assert all(find_bucket(n) == group.bucket for n in group.lengths)
 
 
 @pytest.mark.parametrize("way", ["ragged", "grouped"])
@@ -239,6 +245,12 @@ def test_a_row_that_leaves_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(12):
         toy.step()
         batch.update(set(batch.ids), [])
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 255, 256, 257, 511, 512, 1000, 1025, 16_000])
+def test_a_row_attends_over_a_quarter_more_at_most(length: int) -> None:
+    width = choose_width(length)
+    assert length <= width <= max(1.25 * length, length + 63) and choose_width(width) == width
 
 
 # -- memory -------------------------------------------------------------------------------------------------
