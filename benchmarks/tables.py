@@ -47,7 +47,14 @@ ENGINE = {
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
 }
-MODES = ("engine-h200-slow-host", "engine-h200-reproducible")  # of one host
+# By the name of the second: two modes of mlxrun on one host, and their titles.
+MODES = {
+    second: (first, second, titles)
+    for first, second, titles in (
+        ("engine-h200-usual", "engine-h200-reproducible", ("usual mode", "reproducible")),
+        ("engine-h200-8b-4bit-held", "engine-h200-8b-4bit-packed", ("held in bfloat16", "kept in 4 bit")),
+    )
+}
 CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
@@ -162,9 +169,10 @@ def make_table(name: str) -> list[str]:
             "|---|---|---|---|---|---|---|",
         ]
         return [*head, *(row for file in CPU_MODES for row in _list_cpu_mode_rows(file))]
-    if name == MODES[1]:
-        head = ["| workload | measure | usual mode | reproducible | × |", "|---|---|---|---|---|"]
-        return [*head, *_list_mode_rows()]
+    if name in MODES:
+        *files, titles = MODES[name]
+        head = [f"| workload | measure | {' | '.join(titles)} | × |", "|---|---|---|---|---|"]
+        return [*head, *_list_mode_rows(*files)]
     if name == VISUAL:
         scores = json.loads((FOLDER / f"{VISUAL}.json").read_text(encoding="utf-8"))["scores"]
         tasks = next(iter(scores.values()))
@@ -203,14 +211,12 @@ def _list_engine_rows(name: str) -> list[str]:
     return rows
 
 
-def _list_mode_rows() -> Iterator[str]:
-    usual, reproducible = (read(name)["workloads"] for name in MODES)
-    for workload in (name for name in PROMPTS if name in reproducible):
+def _list_mode_rows(*files: str) -> Iterator[str]:
+    modes = [read(name)["workloads"] for name in files]
+    for workload in (name for name in PROMPTS if name in modes[1]):
         title = PROMPTS[workload]
-        for measure in ("wall_s", "decode_tps", "ttft_mean_s"):
-            before, now = (
-                each[workload]["sides"]["mlxrun"]["median"][measure] for each in (usual, reproducible)
-            )
+        for measure in ("wall_s", "decode_tps", "ttft_mean_s", "peak_bytes"):
+            before, now = (each[workload]["sides"]["mlxrun"]["median"][measure] for each in modes)
             ratio = now / before if measure == "decode_tps" else before / now
             cells = " | ".join(format_figure(value, measure) for value in (before, now))
             yield f"| {title} | {MEASURES[measure]} | {cells} | {format_ratio(ratio)} |"

@@ -42,7 +42,7 @@ def test_every_kept_engine_result_is_in_a_table() -> None:
             CPU_MODES[0],
             WAITING,
             MEMORY,
-            MODES[1],
+            *MODES,
             PROMPT_SIZES,
             VISUAL,
             INSTALL,
