@@ -12,8 +12,12 @@ import pytest
 
 import mlxrun.model
 from mlxrun.cli.main import main
+from mlxrun.cli.ray_setup import run_on_ray
 from mlxrun.cli.run_setup import share_memory_limit
+from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
+from mlxrun.core.errors import ConfigError
+from mlxrun.jobs.records.run_paths import JobPaths
 
 MODEL = Path(mlxrun.model.__file__).parent / "embedded/model"
 SUITE = """\
@@ -70,3 +74,11 @@ def test_a_run_is_verified_where_the_user_has_moved(
     template.write_text(template.read_text() + "{# changed #}")
     assert main(["verify", str(folder), "--user-model", str(tmp_path / "bob")]) == 2
     assert "user.model.template" in capsys.readouterr().err
+
+
+async def test_workers_on_ray_have_one_model_each(tmp_path: Path) -> None:
+    """It is said before Ray is looked for."""
+    loaded = load_config(None, ["batch.user_model=embedded"])
+    with pytest.raises(ConfigError, match="batch.user_model: workers on Ray have one model each"):
+        async with run_on_ray("ray://nowhere", loaded, (), JobPaths(tmp_path / "job.jsonl"), mixed=False):
+            pass
