@@ -10,6 +10,7 @@ import base64
 import io
 import signal
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,16 @@ def test_audio_without_a_place_is_refused(zoo: Zoo) -> None:
     info = model_info.load_model_info(ModelSettings(path=str(zoo.omni("phi4mm"))))
     with pytest.raises(MediaError, match="has places for 0 of 1 audio parts"):
         info.process("hello", [], [], [SHORT])
+
+
+@pytest.mark.parametrize("family", mark_sweep(OMNI, ("inkling",)))
+def test_prompts_are_processed_on_any_thread(zoo: Zoo, family: str) -> None:
+    """Not only on the one that loaded the processor: what is pending there cannot be computed elsewhere."""
+    info = model_info.load_model_info(ModelSettings(path=str(zoo.omni(family))))
+    text, *media = omni_models.render(family, CASES["one"])
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(info.process, text, *media).result().image_spans
 
 
 def test_gemma_3n_is_refused(zoo: Zoo) -> None:

@@ -42,6 +42,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
     keep_one_start(getattr(processor, "tokenizer", None))
+    evaluate_arrays(getattr(processor, "feature_extractor", None))
     return processor
 
 
@@ -73,6 +74,15 @@ def add_sound_features(processor: Any, config: Mapping[str, Any]) -> None:
     from mlx_vlm.models.nemotron_h_nano_omni.config import AudioConfig
 
     processor.feature_extractor = SoundFeatureExtractor(AudioConfig.from_dict(dict(values)))
+
+
+def evaluate_arrays(component: Any) -> None:
+    """Compute the arrays that a component keeps, such as Inkling's filters. What is pending belongs to this
+    thread, and prompts are processed on others."""
+    import mlx.core as mx
+
+    kept = vars(component).values() if hasattr(component, "__dict__") else ()
+    mx.eval([value for value in kept if isinstance(value, mx.array)])
 
 
 def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
