@@ -14,6 +14,9 @@ import pytest
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.prefix_cache.entry import KeyChain
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
 from mlxrun.model.kv.snapshot.packing import Stack
 from mlxrun.model.kv.snapshot.snapshots import DeltaPayload, SnapshotCodec
 from mlxrun.model.run.decode import DecodeRunner
@@ -50,6 +53,44 @@ def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
         assert event.num_cached_tokens >= known, turn
         known = len(ids) + len(event.tokens) - 1  # the last token was never computed on
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
+
+
+def compute_questions(zoo: Zoo, **options: Any) -> int:
+    """Answer five questions behind the same examples at once, and check that each is answered as alone and
+    cold. Returns the prompt tokens that were computed."""
+    engine = engine_driver.make_real_engine(zoo.text("llama"), chunk=512, **options)
+    prompts = {f"q{i}": (*BASE, *OTHER[7 * i : 7 * i + 6 + i]) for i in range(5)}
+    requests = [engine_driver.make_text_request(name, ids, max_tokens=9) for name, ids in prompts.items()]
+    events = engine_driver.run_requests(engine, requests)
+    for name, ids in prompts.items():
+        engine_driver.check_answer(events[name], zoo.answer("llama", ids, 9))
+    return engine.generation.prefilled
+
+
+def test_prompts_that_part_inside_a_chunk_compute_their_beginning_once(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compute_questions(zoo) <= len(BASE) + 5 * 11
+    assert compute_questions(zoo, reproducible=True) >= 5 * len(BASE), "hits end on the grid"
+    monkeypatch.setattr(PrefixCache, "waits_for_prompt", lambda self, tracked: False)
+    assert compute_questions(zoo) >= 5 * len(BASE), "the mutation twin: nobody waits"
+
+
+def test_a_beginning_of_another_prompt_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutation twin of the answers: a hit that is one token longer than what is in common."""
+    match = RadixIndex.match
+
+    def match_more(self: RadixIndex, chain: KeyChain, most: int, *more: Any) -> RadixMatch | None:
+        found = match(self, chain, most, *more)
+        longer = found is not None and not found.ends_entry and found.length < most
+        if found is None or not longer:
+            return found
+        deltas = [*found.deltas[:-1], (found.deltas[-1][0], found.length + 1, found.deltas[-1][2])]
+        return replace(found, length=found.length + 1, deltas=deltas)
+
+    monkeypatch.setattr(RadixIndex, "match", match_more)
+    with pytest.raises(AssertionError):
+        compute_questions(zoo)
 
 
 @pytest.mark.parametrize("family", THREE)

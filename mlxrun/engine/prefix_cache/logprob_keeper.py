@@ -46,26 +46,17 @@ class LogprobKeeper:
 
     def waits_for_owner(self, tracked: TrackedRequest, matched: int) -> bool:
         """Whether a running request computes what this waiting request needs next. `matched`: its tokens in
-        the cache. It waits for a second request only if the cache has more by then. Otherwise a small cache
-        would make requests run one at a time.
-
-        What a running request computes may be in the cache before its logprobs are known. So of a wanted
+        the cache. What a running request computes may be there before its logprobs are known. So of a wanted
         logprob, only what the running request found when it began counts as matched."""
         if tracked.book is None:
             return False
-        ids, without_logprobs = tracked.chain.ids, max(tracked.request.logprobs_from, 1) - 1
+        without_logprobs = max(tracked.request.logprobs_from, 1) - 1
         for owner in self._owners.values():
-            other, usable = owner.chain.ids, min(matched, max(owner.hit_length, without_logprobs))
-            stop, is_new = usable + MIN_SHARED, owner.request.id != tracked.waits_for
-            has_more = usable >= tracked.waited_at + MIN_SHARED
-            if (is_new and not has_more) or stop > tracked.longest_useful_hit:
+            usable = min(matched, max(owner.hit_length, without_logprobs))
+            stop = usable + MIN_SHARED
+            if stop > tracked.longest_useful_hit or not tracked.can_use(owner, stop):
                 continue
-            if not tracked.can_use(owner, stop):
-                continue
-            if other[usable:stop] == ids[usable:stop] and other[:usable] == ids[:usable]:
-                owner.awaited = True
-                if is_new:
-                    tracked.waits_for, tracked.waited_at = owner.request.id, usable
+            if tracked.may_wait_for(owner, usable, MIN_SHARED):
                 return True
         return False
 

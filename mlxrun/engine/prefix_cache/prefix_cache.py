@@ -30,7 +30,11 @@ from mlxrun.engine.prefix_cache.logprob_keeper import LogprobKeeper
 from mlxrun.engine.prefix_cache.pinned_prefixes import PinnedPrefixes
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
 from mlxrun.engine.prefix_cache.snapshot_planner import SnapshotPlanner
-from mlxrun.engine.prefix_cache.tracked_request import PlannedCachePositions, TrackedRequest
+from mlxrun.engine.prefix_cache.tracked_request import (
+    MIN_CACHE_POSITION,
+    PlannedCachePositions,
+    TrackedRequest,
+)
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 
 log = logging.getLogger(__name__)
@@ -104,7 +108,7 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._get_tracked(request_id)
         if tracked is None or tracked.running or not tracked.storable:
             return False
-        if self._planned and self._waits_for_cache_position(tracked):
+        if self._planned and (self._waits_for_cache_position(tracked) or self.waits_for_prompt(tracked)):
             return True
         return self._logprobs.has_owners and self._logprobs.waits_for_owner(tracked, self._match(tracked))
 
@@ -137,6 +141,20 @@ class PrefixCache(PrefixCacheInterface):
                 # A delta is of no use without those before it; a state is.
                 if stop % self._chunk == 0 and not self._index.has_states:
                     return False
+        return False
+
+    def waits_for_prompt(self, tracked: TrackedRequest) -> bool:
+        """Whether a running prompt begins with what a waiting request needs next, such as the same examples,
+        and both part where nobody knew beforehand. Hits must be able to end there."""
+        if tracked.book is not None or self._grid_only or self._index.has_states:
+            return False
+        matched = self._match(tracked)
+        stop = matched + MIN_CACHE_POSITION
+        if stop > tracked.longest_useful_hit:
+            return False
+        for owner in (self._tracked[rid] for rid in self._planned.list_owners(stop)):
+            if tracked.can_use(owner, stop) and tracked.may_wait_for(owner, matched, MIN_CACHE_POSITION):
+                return True
         return False
 
     @contain_failures(tuple)

@@ -40,8 +40,8 @@ class TrackedRequest:
     awaited: bool = False  # others wait for what it computes
     deferred: int = 0  # the prompt's end, if it is stored together with the answer only
     matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index, tokens known, tokens matched then
-    waited_at: int = -MIN_SHARED  # tokens matched when it last began to wait for another one's logprobs
-    waits_for: str = ""  # the request whose logprobs it waits for, or waited for last
+    waited_at: int = -MIN_CACHE_POSITION  # tokens matched when it last began to wait for another prompt
+    waits_for: str = ""  # the request for whose prompt it waits, or waited last
     book: LogprobBook | None = None  # the logprobs of its prompt, if it wants them
     _salt: AdapterSalt = field(init=False)
     _chain: KeyChain | None = None
@@ -104,6 +104,21 @@ class TrackedRequest:
         has_logprobs = wanted is None or (wanted <= 1 and owner.book is not None)
         return has_logprobs or stop < self.request.logprobs_from
 
+    def may_wait_for(self, owner: TrackedRequest, matched: int, more: int) -> bool:
+        """Whether the request shares `more` tokens behind the first `matched` ones with a running one, and
+        waits for that now. It waits for a second request only if it had that many more by then. Otherwise a
+        small cache would make requests run one at a time."""
+        ids, other, stop = self.chain.ids, owner.chain.ids, matched + more
+        is_new = owner.request.id != self.waits_for
+        if is_new and matched < self.waited_at + more:
+            return False
+        if other[matched:stop] != ids[matched:stop] or other[:matched] != ids[:matched]:
+            return False
+        owner.awaited = True
+        if is_new:
+            self.waits_for, self.waited_at = owner.request.id, matched
+        return True
+
     def list_cache_positions(self, limit: int) -> list[CachePosition]:
         """Return all cache positions up to `limit` tokens."""
         if self._cache_positions[0] != limit:
@@ -132,6 +147,10 @@ class PlannedCachePositions:
     def get_owners(self, key: Key) -> Collection[str]:
         """Return the ids of the requests that will compute a cache position."""
         return self._owners.get(key, ())
+
+    def list_owners(self, stop: int) -> list[str]:
+        """Return the ids of the requests that will compute the tokens before `stop`, or more."""
+        return [request_id for request_id, points in self._points.items() if points[0][0] >= stop]
 
     def register(self, request_id: str, points: Iterable[CachePosition]) -> None:
         self.remove(request_id)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.engine.prefix_cache import entry as cache_entry
-from mlxrun.engine.prefix_cache import tracked_request
+from mlxrun.engine.prefix_cache import prefix_cache, tracked_request
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from tests.helpers.cache_fakes import (
@@ -184,6 +184,12 @@ def drive(seed: int) -> int:
 @given(st.integers(0, 2**32))
 def test_whatever_happens_a_hit_is_right(seed: int) -> None:
     drive(seed)
+
+
+def test_a_hit_is_right_where_requests_wait_for_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "MIN_CACHE_POSITION", 3)
+    for seed in range(40):
+        drive(seed)
 
 
 def test_the_property_has_something_to_look_at() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,51 @@ def test_a_short_shared_prefix_is_computed_once() -> None:
         assert [cache.should_wait_for_prefix(x) for x in "bcd"] == [False] * 3
         hit = cache.lookup("b", (), 101)
         assert hit is not None and hit.length == 100
+
+
+EXAMPLES = list(range(200))
+
+
+def test_what_prompts_have_in_common_before_they_part_is_computed_once() -> None:
+    """The same examples before each question, inside of a chunk: nobody says where they end."""
+    cache = make_cache(chunk=512)
+    first = Row(cache, make_request("a", [*EXAMPLES, *range(300, 340)]), 512)
+    second = Row(cache, make_request("b", [*EXAMPLES, *range(400, 440)]), 512)
+    Row(cache, make_request("c", [*EXAMPLES[:60], *range(500, 600)]), 512)
+    first.begin()
+    assert cache.should_wait_for_prefix("b") and not cache.should_wait_for_prefix("c")
+    first.prefill()
+    assert not cache.should_wait_for_prefix("b")
+    hit = second.begin()
+    assert hit is not None and hit.length == len(EXAMPLES)
+
+
+@pytest.mark.parametrize("options", [{"states": True}, {"grid_only": True}])
+def test_no_request_waits_where_a_hit_cannot_end(options: dict[str, Any]) -> None:
+    cache = make_cache(chunk=512, **options)
+    Row(cache, make_request("a", [*EXAMPLES, 1]), 512).begin()
+    Row(cache, make_request("b", [*EXAMPLES, 2, 3]), 512)
+    assert not cache.should_wait_for_prefix("b")
+
+
+def test_no_request_waits_for_an_answer() -> None:
+    """The end of a prompt that nobody waited for is stored with the answer, which may be long."""
+    cache = make_cache(chunk=512)
+    first = Row(cache, make_request("a", [*EXAMPLES, 1]), 512)
+    first.begin()
+    first.prefill()
+    Row(cache, make_request("b", [*EXAMPLES, 2, 3]), 512)
+    assert not cache.should_wait_for_prefix("b")
+
+
+def test_a_cache_that_keeps_nothing_makes_a_request_wait_once() -> None:
+    cache = make_cache(chunk=512, memory=1)
+    rows = [Row(cache, make_request(str(n), [*EXAMPLES, n, n]), 512) for n in range(4)]
+    rows[0].begin()
+    assert all(cache.should_wait_for_prefix(row.request.id) for row in rows[1:])
+    rows[0].prefill()
+    rows[1].begin()
+    assert not any(cache.should_wait_for_prefix(row.request.id) for row in rows[2:])
 
 
 def test_no_request_waits_for_a_few_tokens() -> None:
