@@ -27,7 +27,7 @@ from mlxrun.api.text.media.pdf_process import PIXEL_BYTES, draw_pages, measure_p
 from mlxrun.api.text.media.videos import ChosenFrames, choose_frames, read_video
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, Audio, Video
+from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, Audio, AudioSampling, Video
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.core.workers import AUDIO_FILES, IMAGES, PDFS, VIDEOS
@@ -53,6 +53,26 @@ class PageRef(MediaRef):
 
     document: Document
     page: int
+
+
+class SoundTurns:
+    """Decodes the sounds of one request, few at a time, so that those of other requests come in between. Once
+    they need more than `most` bytes, no more is decoded."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._turns = asyncio.Semaphore(AUDIO_FILES.threads)
+
+    async def decode(self, data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
+        """Decode a sound. MediaError as `load_audio`, or if those before it need all memory."""
+        async with self._turns:
+            if self._used > self._most:
+                limit = f"media.memory_bytes ({self._most / 1e6:.0f} MB)"
+                raise MediaError(f"the audio before it needs more than {limit}")
+            made = await AUDIO_FILES.run(load_audio, data, sampling, settings)
+            self._used += made.count_kept_bytes(1)
+            return made
 
 
 class MediaLoader:
@@ -127,7 +147,8 @@ class MediaLoader:
         async with AsyncExitStack() as held:
             # Audio is decoded to know its length: few requests wait for memory with samples.
             async with self._hearing if has_audio else nullcontext():
-                read = await _gather(self._read_image(ref, model) for ref in refs)
+                turns = SoundTurns(self._memory_bytes)
+                read = await _gather(self._read_image(ref, model, turns) for ref in refs)
                 headers = [header for _, header in read]
                 is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
                 side = await IMAGES.run(find_image_side, model) if is_large else None
@@ -158,7 +179,7 @@ class MediaLoader:
                 text = f"{len(found)} {name} are more than {most.name} ({most.size})"
                 raise _make_error(found[most.size], text)
 
-    async def _read_image(self, ref: MediaRef, model: ModelInfo) -> tuple[bytes, Header]:
+    async def _read_image(self, ref: MediaRef, model: ModelInfo, turns: SoundTurns) -> tuple[bytes, Header]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with _name_errors(ref):
@@ -167,7 +188,7 @@ class MediaLoader:
             if ref.medium is VIDEO and model.video_sampling is not None:
                 return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
             if ref.medium is AUDIO and model.audio_sampling is not None:
-                return b"", await AUDIO_FILES.run(load_audio, data, model.audio_sampling, self._settings)
+                return b"", await turns.decode(data, model.audio_sampling, self._settings)
             return data, await asyncio.to_thread(read_header, data, self._settings.max_pixels)
 
     def _count_bytes(

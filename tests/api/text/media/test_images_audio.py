@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,40 @@ async def test_few_requests_wait_for_memory_with_samples(monkeypatch: pytest.Mon
     done.set()
     await asyncio.gather(*tasks)
     assert len(decoded) == 9
+
+
+async def test_many_sounds_of_a_request_let_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes later is decoded before the last of them."""
+    order: list[float] = []
+
+    def decode(data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
+        time.sleep(0.02)  # the other request is there meanwhile
+        order.append(len(data))
+        return DecodedAudio(Audio(np.zeros(1, np.float32), RATE))
+
+    monkeypatch.setattr(images, "load_audio", decode)
+    loader = MediaLoader(MediaSettings(max_audio=20), None)
+    other = MediaRef(audio_url(b"other"), "q", AUDIO)
+
+    async def request(*refs: MediaRef) -> None:
+        async with loader.load_images(refs, MODEL):
+            pass
+
+    await asyncio.gather(request(*[MEMO] * 20), request(other))
+    assert len(order) == 21 and order.index(len(b"other")) < 15
+
+
+async def test_no_more_sounds_are_decoded_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def decode(data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
+        decoded.append(1)
+        return DecodedAudio(Audio(np.zeros(RATE, np.float32), RATE))
+
+    monkeypatch.setattr(images, "load_audio", decode)
+    with pytest.raises(MediaError, match=r"p: the audio before it needs more than media\.memory_bytes"):
+        await load(*[MEMO] * 100, max_audio=100, memory=2 * KEPT_BYTES * RATE)
+    assert len(decoded) < 10
 
 
 def test_nothing_keeps_results_beside_an_error() -> None:
