@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["command"] = _shown_command(options)
     preloads = {s.name: Path(s.preload).name if s.preload else None for s in servers}
     report["targets"] = {s.name: {"command": s.shown, "preload": preloads[s.name]} for s in servers}
+    report["variables"] = {key: value for key, value in os.environ.items() if key.startswith("OPENBLAS_")}
     report["peer_versions"] = {s.name: read_versions(s.python) for s in servers}
     options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0

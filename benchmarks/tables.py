@@ -46,6 +46,7 @@ ENGINE = {
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
+    "engine-cpu-uniform": ("engine-cpu-uniform",),
 }
 # By the name of the second: two modes of mlxrun on one host, and their titles.
 MODES = {
@@ -57,6 +58,8 @@ MODES = {
 }
 CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
+ONE_THREAD = "server-cpu-one-thread"
+MEMORY_ONLY = ("engine-cpu-uniform",)  # measured beside too much other work to compare times
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
 # Ollama's are those of its quickstart and of its page about Linux.
@@ -160,6 +163,12 @@ def make_table(name: str) -> list[str]:
     if name == "decode-layers":
         head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
         return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
+    if name == ONE_THREAD:
+        return [
+            "| prompts | mlxrun | mlx_lm.server with OpenBLAS | × |",
+            "|---|---|---|---|",
+            *_list_server_rows(),
+        ]
     if name == WAITING:
         head = ["| steps | alone | behind the long prompt | × alone | processor time of the long prompt |"]
         return [*head, "|---|---|---|---|---|", *_list_waiting_rows()]
@@ -201,7 +210,8 @@ def _list_engine_rows(name: str) -> list[str]:
     for workload, prompts in PROMPTS.items():
         part, title = report["workloads"].get(workload), prompts
         for measure, words in MEASURES.items():
-            if part is not None and part["ratio"].get(measure) is not None:
+            is_shown = name not in MEMORY_ONLY or measure == "peak_bytes"
+            if is_shown and part is not None and part["ratio"].get(measure) is not None:
                 values = [part["sides"][side]["median"][measure] for side in ("mlxrun", "mlx-lm")]
                 cells = [format_figure(value, measure) for value in values]
                 rows.append(
@@ -221,6 +231,12 @@ def _list_mode_rows(*files: str) -> Iterator[str]:
             cells = " | ".join(format_figure(value, measure) for value in (before, now))
             yield f"| {title} | {MEASURES[measure]} | {cells} | {format_ratio(ratio)} |"
             title = ""
+
+
+def _list_server_rows() -> Iterator[str]:
+    for workload, words in (("chat", "all different"), ("shared", "nine tenths shared")):
+        row = _make_row(Row(words, (ONE_THREAD,), workload, "output_rate", "mlx_lm.server + preload"))
+        yield row.replace(", mlx_lm.server with OpenBLAS", "")
 
 
 def _list_waiting_rows() -> Iterator[str]:

@@ -120,12 +120,7 @@ def _trace_model(
 
 
 def outline_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    mask: Any,
-    usual_rows: int | None = None,
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
 ) -> mx.array:
     """An array like that of `compute_attention`, made by as large arrays. It waits where that evaluates."""
     rows, heads, length, _ = queries.shape

@@ -298,7 +298,8 @@ def attend_plain(
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
         attend = _EngineAttention.on_cpu or device_attention.compute_attention
-        attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
+        more = {} if usual_rows is None else {"usual_rows": usual_rows}
+        attended: mx.array = attend(queries, keys, values, scale, mask, **more)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)
