@@ -278,6 +278,23 @@ def test_bits_that_depend_on_the_rows_beside(zoo: Zoo, family: str, planted: str
     assert list_failed(probe_model(zoo.text(family))) == []
 
 
+@pytest.mark.parametrize(("most", "width"), [(40, 32), (12, 8), (3, 32)])
+def test_bits_that_depend_on_the_place_on_a_cpu(zoo: Zoo, most: int, width: int, monkeypatch: Patch) -> None:
+    """As with kernels that round alike in every place of so many rows only; there are none of three."""
+    original = ModelCaller.decode
+
+    def decode(self: Any, ids: mx.array, *given: Any) -> mx.array:
+        more = mx.arange(len(ids)) * (len(ids) >= most)
+        return original(self, ids, *given) + 1e-6 * more[:, None, None]
+
+    monkeypatch.setattr(ModelCaller, "decode", decode)
+    report = probe_model(zoo.text("llama"), reproducible=True)
+    failed = ["same bits in every place"] if most == 3 else []
+    assert list_failed(report) == failed and report.methods.fixed_width == width
+    assert report.methods.decode == ("row_by_row" if failed else "ragged")
+    assert all(size < min(width, most) for size in report.methods.narrow_widths)
+
+
 @pytest.mark.parametrize(
     ("dtype", "gpu", "library"), [("auto", False, False), ("bfloat16", False, True), ("float32", True, True)]
 )
