@@ -89,11 +89,12 @@ def test_what_is_wrong_is_said_with_a_suggestion(run: Run) -> None:
 @pytest.mark.parametrize("command", ["pull", "show", "fit", "chat"])
 def test_without_a_network_one_line_says_so(run: Run, command: str) -> None:
     """No line of the hub's library, which would repeat its request for half a minute."""
-    short = run(command, "nothing-like-it", offline=True)
+    question = ["-p", "hi"] if command == "chat" else []
+    short = run(command, "nothing-like-it", *question, offline=True)
     reason = "is neither a folder nor a model in the local cache, and the hub cannot be reached"
     said = f"mlxrun: 'nothing-like-it' {reason}; `mlxrun list` names the models that are here\n"
     assert (short.returncode, short.stderr) == (3, said)
-    full = run(command, "owner/name", offline=True)
+    full = run(command, "owner/name", *question, offline=True)
     assert full.returncode == 3
     assert "Retrying" not in full.stderr and full.stderr.count("hub cannot be reached") == 1
 
