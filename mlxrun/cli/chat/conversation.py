@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,25 @@ def _is_message(value: Any) -> bool:
 def find_attachments(text: str) -> list[Path]:
     """The images, PDFs, videos and sounds that a question names, each by its path as a terminal has it. Marks
     around a path, such as that of a question, are no part of it if there is no such file."""
+    return list(dict.fromkeys(path for _, path in _find_media(text) if path is not None))
+
+
+def find_missing(text: str) -> list[str]:
+    """The names of images, PDFs, videos and sounds in a question of which there is no file."""
+    return list(dict.fromkeys(name for name, path in _find_media(text) if path is None))
+
+
+def _find_media(text: str) -> Iterator[tuple[str, Path | None]]:
+    """Yield each word that ends as the name of a medium, without marks, and its file, if there is one."""
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe is no quotation
         words = text.split()
-    names = ((word, word.strip(_MARKS)) for word in words)
-    found = (next(filter(_is_media, (Path(name).expanduser() for name in each)), None) for each in names)
-    return list(dict.fromkeys(path for path in found if path is not None))
-
-
-def _is_media(path: Path) -> bool:
-    return path.suffix.lower() in MEDIA and path.is_file()
+    for word in words:
+        paths = [Path(os.path.expanduser(name)) for name in (word, word.strip(_MARKS))]
+        media = [path for path in paths if path.suffix.lower() in MEDIA]
+        if media:
+            yield word.strip(_MARKS), next(filter(Path.is_file, media), None)
 
 
 def read_attachment(path: Path) -> dict[str, Any]:

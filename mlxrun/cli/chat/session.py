@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mlxrun.cli.chat.conversation import Conversation, find_attachments
-from mlxrun.cli.options import parse_field, say
+from mlxrun.cli.chat.conversation import Conversation, find_attachments, find_missing
+from mlxrun.cli.options import list_first, parse_field, say
 from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import suggest
@@ -55,7 +55,8 @@ class ChatSession:
         for text in _read_texts(read_line):
             try:
                 name, _, given = text[1:].partition(" ")
-                is_command = name in END or name in self._list_commands() or not find_attachments(text)
+                is_command = name in END or name in self._list_commands()
+                is_command = is_command or not (find_attachments(text) or find_missing(f"/{name}"))
                 if text.startswith("/") and is_command:
                     if self._obey(name, given.strip()):
                         return
@@ -70,6 +71,9 @@ class ChatSession:
         files = find_attachments(text)
         if files:
             self._note(f"with {', '.join(path.name for path in files)}")
+        missing = (f"{name}: no such file, so nothing is attached" for name in find_missing(text))
+        for line in list_first(list(missing)):
+            say(line)
         self.conversation.ask(text, files)
         try:
             self._answer()

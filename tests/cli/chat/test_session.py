@@ -179,6 +179,20 @@ def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
     assert "with my photo.png, b.pdf\n" in shown
 
 
+def test_a_file_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The question is sent without it. Other words, and files that exist, are not named."""
+    (tmp_path / "a.png").write_bytes(b"PNG")
+    client = ScriptedClient([AnswerDelta("a")])
+    text = f"~5 of .png: what is in (nothere.PNG), {tmp_path}/a.png, it's b.wav and nothere.PNG? See c.txt."
+    shown, _ = talk(client, text)
+    ends = ": no such file, so nothing is attached\n"
+    assert capsys.readouterr().err == f"nothere.PNG{ends}b.wav{ends}"
+    assert shown == "with a.png\na\n"
+    assert client.received[0][0][0]["content"][-1] == {"type": "text", "text": text}
+    talk(ScriptedClient([AnswerDelta("a")]), "/nothere/a.png what is it?", "/sve b.png")
+    assert capsys.readouterr().err == f"/nothere/a.png{ends}"
+
+
 @pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])
 def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) -> None:
     (tmp_path / name).write_bytes(b"A")
