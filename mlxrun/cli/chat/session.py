@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ in a question attaches it. Ctrl-C stops an answer."""
 END = ("bye", "exit", "quit")  # commands
 QUOTES = '"""'
 ReadLine = Callable[[str], str]
+_PART = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\][\w.]*(?=: )")  # of a message, in a server's error
 
 
 @dataclass(slots=True)
@@ -77,6 +79,10 @@ class ChatSession:
         self.conversation.ask(text, files)
         try:
             self._answer()
+        except ClientError as error:
+            text = _name_files(str(error), len(self.conversation.messages) - 1, files)
+            self.conversation.undo()
+            raise ClientError(text) from error
         except BaseException:
             self.conversation.undo()
             raise
@@ -224,6 +230,17 @@ def _read_quoted(first: str, read_line: ReadLine) -> str:
         lines.append(read_line("... "))
     lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
     return "\n".join(lines).strip()
+
+
+def _name_files(text: str, place: int, files: Sequence[Path]) -> str:
+    """Put the names of files into a server's error, for the parts of the message at `place` that they
+    became."""
+
+    def name(part: re.Match[str]) -> str:
+        message, number = map(int, part.groups())
+        return files[number].name if message == place and number < len(files) else part[0]
+
+    return _PART.sub(name, text)
 
 
 def _make_path(text: str) -> Path:

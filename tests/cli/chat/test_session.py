@@ -193,6 +193,23 @@ def test_a_file_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == f"/nothere/a.png{ends}"
 
 
+def test_the_error_of_a_file_has_its_name(tmp_path: Path) -> None:
+    """Only that of the question that was asked; others keep their places."""
+    for name in ("a.png", "broken.pdf"):
+        (tmp_path / name).write_bytes(b"?")
+    errors = [
+        "messages[3].content[1].file.file_data: not a PDF",
+        "messages[3].content[0].image_url.url: not a readable image",
+        "messages[1].content[0].image_url.url: no",
+        "messages[3].content[2].text: no",
+    ]
+    client = ScriptedClient([AnswerDelta("a")], *([ClientError(error)] for error in errors))
+    question = f"{tmp_path}/a.png {tmp_path}/broken.pdf"
+    shown, _ = talk(client, "/system be brief", "one", *(question for _ in errors))
+    expected = ["broken.pdf: not a PDF", "a.png: not a readable image", *errors[2:]]
+    assert [line for line in shown.splitlines() if ": n" in line] == expected
+
+
 @pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])
 def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) -> None:
     (tmp_path / name).write_bytes(b"A")
