@@ -79,47 +79,57 @@ async def listen(
     app: web.Application,
     settings: ServerSettings | None = None,
     certificate: ServerCertificate | None = None,
+    port_key: str = "server.port",
 ) -> AsyncIterator[str]:
     """Serve the application at the yielded URL. ConfigError if the address cannot be used. `settings`: None
-    takes those of the application's config. `certificate`: serve https with it; None: http."""
+    takes those of the application's config. `certificate`: serve https with it; None: http. `port_key`: what
+    an error calls the port. The address is taken before the application opens its files."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS)
-    await runner.setup()
-    settings = settings or app[CONFIG].server
-    http, loop = runner.server, asyncio.get_running_loop()
-    assert http is not None
+    settings, loop = settings or app[CONFIG].server, asyncio.get_running_loop()
+    most = settings.max_connections
     options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_SECONDS, "access_log": None, "logger": http_log}
-    connect = partial(HttpConnection, http, most=settings.max_connections, loop=loop, **options)
 
+    def connect() -> HttpConnection:
+        assert runner.server is not None
+        return HttpConnection(runner.server, most=most, loop=loop, **options)
+
+    host = settings.host.strip("[]")
+    with _convert_errors(host, settings.port, port_key):
+        listener = await _bind(connect, host, settings.port, certificate)
     try:
-        listener = await _create_listener(connect, settings, certificate)
-        try:
-            port, scheme = listener.sockets[0].getsockname()[1], "https" if certificate else "http"
-            yield make_url(settings.host.strip("[]"), port, scheme)
-        finally:
-            listener.close()
+        await runner.setup()
+        with _convert_errors(host, settings.port, port_key):
+            await listener.start_serving()
+        port, scheme = listener.sockets[0].getsockname()[1], "https" if certificate else "http"
+        yield make_url(host, port, scheme)
     finally:
+        listener.close()
         await runner.cleanup()
 
 
-async def _create_listener(
-    connect: Callable[[], asyncio.BaseProtocol],
-    settings: ServerSettings,
-    certificate: ServerCertificate | None,
+async def _bind(
+    connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, certificate: ServerCertificate | None
 ) -> asyncio.Server:
-    host, port = settings.host.strip("[]"), settings.port
-    loop = asyncio.get_running_loop()
-    options: dict[str, Any] = {}
+    """Take the address for a server that does not listen yet."""
+    options: dict[str, Any] = {"backlog": BACKLOG, "reuse_address": True, "start_serving": False}
     if certificate is not None:
-        options = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+        options |= {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+    return await asyncio.get_running_loop().create_server(connect, host, port, **options)
+
+
+@contextmanager
+def _convert_errors(host: str, port: int, port_key: str) -> Iterator[None]:
+    """Raise ConfigError for an address that cannot be used."""
     try:
-        return await loop.create_server(connect, host, port, backlog=BACKLOG, reuse_address=True, **options)
+        yield
     except socket.gaierror as error:
         text = f"server.host: {host!r} is not an address of this machine: {error.strerror}"
         raise ConfigError(text) from error
     except OSError as error:
-        key = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
+        key = port_key if error.errno in (errno.EADDRINUSE, errno.EACCES) else "server.host"
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(f"server.{key}: cannot listen on {host}:{port}: {reason}") from error
+        hint = "; `--port 0` takes any free port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"{key}: cannot listen on {host}:{port}: {reason}{hint}") from error
 
 
 def has_terminal() -> bool:

@@ -11,12 +11,14 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
@@ -389,20 +391,27 @@ async def test_an_address_that_cannot_be_used() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        port = other.getsockname()[1]
+        port, taken = other.getsockname()[1], os.strerror(errno.EADDRINUSE)
         config = server_config()
         for fields, said in (
             (
                 {"port": port},
-                f"server.port: cannot listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}",
+                f"server.port: cannot listen on 127.0.0.1:{port}: {taken}; `--port 0` takes",
             ),
             ({"host": "192.0.2.1"}, "server.host: cannot listen on 192.0.2.1:0"),
             ({"host": "no.such.host.invalid"}, "server.host: 'no.such.host.invalid' is not an address"),
         ):
             app = make_app(replace(config, server=replace(config.server, **fields)))
+            app.cleanup_ctx.append(open_files)
             with pytest.raises(ConfigError) as caught:
                 await run(app, None, print, stop=asyncio.Event())  # type: ignore[arg-type]
             assert said in str(caught.value)
+
+
+async def open_files(app: web.Application) -> AsyncIterator[None]:
+    """Files that another process may hold, such as the one on the same port."""
+    raise AssertionError("the address comes first")
+    yield
 
 
 @pytest.mark.parametrize(

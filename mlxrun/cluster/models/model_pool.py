@@ -102,8 +102,8 @@ class ModelPool:
         found = self._names.get(name)
         if found is None:
             near = suggest_word(find_closest(name, list(self._names)))
-            names = ", ".join(slot.name for slot in self.slots)
-            text = f"model: {quote(name)} is not served here{near}; the models are {names}"
+            names = dict.fromkeys(name for slot in self.slots for name in slot.listed_names)
+            text = f"model: {quote(name)} is not served here{near}; the names are {', '.join(names)}"
             raise NotFound(text, param="model", code="model_not_found")
         return found
 

@@ -60,6 +60,11 @@ class ModelSlot:
     to_end: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def listed_names(self) -> list[str]:
+        """Its names in /v1/models."""
+        return [self.name] if self.facts is None else [str(each["id"]) for each in self.facts.listed]
+
+    @property
     def running(self) -> int:
         """The number of its requests."""
         return self.active.count

@@ -33,6 +33,7 @@ from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 NAME = "ollama"
 API_VERSION = "0.32.15"  # of Ollama: clients compare it with the one that they need
 _ONE_MODEL = "the model is chosen when the server starts; `mlxrun pull` downloads one"
+_KEPT = "models are not removed by requests; `mlxrun rm` removes one from this machine"
 
 
 async def create_answer(request: web.Request) -> web.StreamResponse:
@@ -138,7 +139,8 @@ SURFACE = Surface(
     ),
     lambda error, request_id: build_error(error),
     lacking={
-        **dict.fromkeys(("/api/pull", "/api/create", "/api/copy", "/api/delete"), _ONE_MODEL),
+        **dict.fromkeys(("/api/pull", "/api/create", "/api/copy"), _ONE_MODEL),
+        "/api/delete": _KEPT,
         "/api/push": "models are not uploaded",
         "/api/blobs/{digest}": "models are not uploaded",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -274,9 +275,19 @@ async def test_unloading_waits_for_running_requests() -> None:
 async def test_unknown_names_suggest_the_nearest() -> None:
     async with started(FakeModels(names=("chat", "coder"))) as pool:
         with pytest.raises(
-            NotFound, match=r"'chta' is not served here \(did you mean 'chat'\?\); the models"
+            NotFound, match=r"'chta' is not served here \(did you mean 'chat'\?\); the names are chat, coder$"
         ):
             pool.find("chta")
+
+
+async def test_an_unknown_name_lists_those_of_the_list_of_models() -> None:
+    async with started(FakeModels(names=("chat", "coder"))) as pool:
+        slot: ModelSlot = pool.slots[0]
+        assert slot.facts is not None
+        slot.facts = replace(slot.facts, listed=[{"id": "chat"}, {"id": "tiny-9b"}])
+        pool.slots[1].facts = None
+        with pytest.raises(NotFound, match="is not served here; the names are chat, tiny-9b, coder$"):
+            pool.find("nothing")
 
 
 async def test_a_time_of_zero_unloads_at_once_and_holds_for_one_life(keep: float = 0.0) -> None:

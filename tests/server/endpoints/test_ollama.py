@@ -180,20 +180,22 @@ async def test_what_needs_no_model_is_answered_while_it_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "hint"),
     [
-        *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy")),
-        ("DELETE", "/api/delete"),
-        ("POST", "/api/blobs/sha256:00"),
-        ("HEAD", "/api/blobs/sha256:00"),
+        *(("POST", f"/api/{name}", "`mlxrun pull`") for name in ("pull", "create", "copy")),
+        ("POST", "/api/push", "not uploaded"),
+        ("DELETE", "/api/delete", "`mlxrun rm`"),
+        ("POST", "/api/blobs/sha256:00", "not uploaded"),
+        ("HEAD", "/api/blobs/sha256:00", ""),
     ],
 )
-async def test_what_changes_models_is_not_supported(method: str, path: str) -> None:
+async def test_what_changes_models_is_not_supported(method: str, path: str, hint: str) -> None:
     async with run_server() as s:
         reply = await s.request(method, path, None if method == "HEAD" else {"model": "m"})
         assert reply.status == 404
         if method != "HEAD":
             assert reply.json.keys() == {"error"} and f"{path} is not supported" in reply.json["error"]
+            assert hint in reply.json["error"]
 
 
 async def test_keys_are_needed_but_for_the_greeting() -> None:

@@ -65,7 +65,8 @@ async def _serve(app: web.Application, opens: bool) -> int:
 
     stop = asyncio.Event()
     with handle_signals(stop, lambda text: None):
-        async with listen(app, certificate=read_certificate(app[CONFIG].server)) as url:
+        certificate = read_certificate(app[CONFIG].server)
+        async with listen(app, certificate=certificate, port_key="--port") as url:
             print_line(f"{url}{RUNS_PATH} (Ctrl-C ends it)")
             if opens:
                 click.launch(url + RUNS_PATH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -46,3 +47,8 @@ def test_what_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "does not exist" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--set", "server.host=0.0.0.0"]) == 2
     assert "server.api_keys" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["view", str(tmp_path), "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert f"--port: cannot listen on 127.0.0.1:{port}" in said and "`--port 0`" in said
