@@ -139,15 +139,21 @@ def load_command_config(
     options: Sequence[tuple[str, str, str]] = (),
     *,
     several: bool = False,
+    remedy: str = "give a config of one model",
 ) -> LoadedConfig:
     """Load the config of a command and set up logging. ConfigError also names wrong parsers and chat
     templates, before a model is loaded. `options`: see `load_config`; `several`: whether the command takes a
-    config of several models."""
+    config of several models; `remedy`: what the user can do if it does not."""
     from mlxrun.config.loading import load_config
 
-    loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template), options)
-    if loaded.config.models and not several:
-        raise ConfigError("models: only `mlxrun serve` without --ray has several; give a config of one model")
+    def check_models(loaded: LoadedConfig) -> list[ConfigProblem]:
+        if several or not loaded.config.models:
+            return []
+        text = f"only `mlxrun serve` without --ray has several; {remedy}"
+        return [ConfigProblem.at(loaded.origins["models"], "models", text)]
+
+    checks = (check_parsers, check_chat_template, check_models)
+    loaded = load_config(config_path, sets, os.environ, checks, options)
     set_up_logging(loaded.config.log)
     return loaded
 

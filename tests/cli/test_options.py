@@ -24,6 +24,17 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+def test_several_models_are_refused_in_their_place(tmp_path: Path) -> None:
+    """With what helps. A command that takes them has them."""
+    (tmp_path / "mlxrun.yaml").write_text("version: 1\nmodels:\n  chat: embedded\n")
+    place = r"^mlxrun\.yaml:3:3: models: only `mlxrun serve` without --ray has several; "
+    with pytest.raises(ConfigError, match=f"{place}give a config of one model$"):
+        load_command_config(None, ())
+    with pytest.raises(ConfigError, match=f"{place}start it$"):
+        load_command_config(None, (), remedy="start it")
+    assert load_command_config(None, (), several=True).config.models == {"chat": "embedded"}
+
+
 def test_a_command_gets_the_options_as_they_are_typed() -> None:
     found: dict[str, object] = {}
 

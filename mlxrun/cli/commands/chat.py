@@ -37,11 +37,15 @@ _LOOK_SECONDS = 0.5  # that a server on this machine may take to say which model
 @click.command(
     epilog="""\b
 Examples:
-  mlxrun chat                               with the server on http://127.0.0.1:8000, or the built-in model
+  mlxrun chat                               with a server of this machine, or the built-in model
   mlxrun chat qwen3-4b-4bit                 a model of the hub, or of a folder, in this process
   mlxrun chat --url http://mac.local:8000 --key KEY
   mlxrun chat -p 'What is in photo.jpg?'    one question; photo.jpg is attached
   cat log.txt | mlxrun chat -p 'What went wrong?'
+
+\b
+Without --url, -c, --set and MODEL, the server on port 8000 of this machine answers, else the newest that
+`mlxrun ps` lists. Where none runs, the model of mlxrun.yaml does, or the built-in one.
 
 \b
 Within it: /help lists the commands. The path of an image or a PDF in a question attaches it. Ctrl-C stops an
@@ -157,7 +161,9 @@ def _open_client(
     from mlxrun.cli.chat.local_server import run_local_server
     from mlxrun.cli.server_client import ServerClient
 
-    loaded = load_command_config(config_path, name_model(model, ("log.level=warning", *sets)))
+    remedy = "start `mlxrun serve` with it, and then `mlxrun chat` without -c, --set and MODEL"
+    sets = name_model(model, ("log.level=warning", *sets))
+    loaded = load_command_config(config_path, sets, remedy=remedy)
     config = loaded.config
     if config.log.level == "warning":
         logging.getLogger("mlxrun.model.model_loading").setLevel(logging.INFO)  # says what takes long

@@ -95,6 +95,20 @@ def test_a_file_that_the_model_takes_not_is_refused_before_it_is_loaded(
     assert "a.wav: the model 'embedded' does not accept audio" in said and "loading" not in said
 
 
+def test_several_models_are_for_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says so, and the help says which server answers."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    path = tmp_path / "several.yaml"
+    path.write_text("models: {chat: embedded}\n")
+    assert main(["chat", "-p", "a", "-c", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}:1:9: models: only `mlxrun serve`" in said and "start `mlxrun serve` with it" in said
+    assert main(["chat", "--help"]) == 0
+    assert "else the newest" in capsys.readouterr().out
+
+
 def test_without_a_question_nothing_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
