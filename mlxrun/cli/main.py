@@ -24,13 +24,13 @@ from contextlib import suppress
 import click
 
 from mlxrun import __version__
+from mlxrun.cli import INTERRUPTED_EXIT
 from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.options import list_first
 from mlxrun.core.errors import MlxrunError, is_out_of_memory
 from mlxrun.core.terminal import filter_streams, print_error
 from mlxrun.core.visible_text import make_message
 
-INTERRUPTED_EXIT = 130
 USAGE_EXIT = 2
 BUG_EXIT = 3
 SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted

@@ -88,7 +88,7 @@ def check_metadata(wheel: Mapping[str, bytes]) -> Iterator[str]:
             yield f"METADATA: no mlx for {system}"
     if f"{folder}/licenses/LICENSE" not in wheel:
         yield "the wheel lacks its license"
-    if f"{PACKAGE} = {PACKAGE}.cli.main:main" not in wheel.get(f"{folder}/entry_points.txt", b"").decode():
+    if f"{PACKAGE} = {PACKAGE}.cli.entry:main" not in wheel.get(f"{folder}/entry_points.txt", b"").decode():
         yield "entry_points.txt: no command mlxrun"
 
 
@@ -98,7 +98,7 @@ def run_command(wheel: Path) -> Iterator[str]:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         code = (
-            "import mlxrun, sys; print(mlxrun.__file__); from mlxrun.cli.main import main; sys.exit(main())"
+            "import mlxrun, sys; print(mlxrun.__file__); from mlxrun.cli.entry import main; sys.exit(main())"
         )
         for arguments in (["--version"], ["config", "show"]):
             done = subprocess.run(

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from mlxrun.cli import INTERRUPTED_EXIT
 from mlxrun.cli.bench.engine.benchmark import OURS, EnginePlan, run_engine_bench
 from mlxrun.cli.bench.engine.workloads import DEFAULT_WORKLOADS, WORKLOADS
 from mlxrun.cli.bench.models import PRESETS, write_chat_model
@@ -311,8 +312,6 @@ def engine(
     is 1 if mlxrun's side failed. Ctrl-C prints the table of the measurements so far (exit code 130).
     """
     config = load_command_config(config_path, sets).config
-    from mlxrun.cli.main import INTERRUPTED_EXIT
-
     plan = EnginePlan(model, workloads or DEFAULT_WORKLOADS, config, **options)
     report = run_engine_bench(plan, say)
     code = write_report(report, json_path, print_report)

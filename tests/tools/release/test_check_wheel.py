@@ -21,7 +21,7 @@ Requires-Dist: mlx[cpu]<0.33,>=0.32.4; platform_system == 'Linux'
 
 def make_wheel() -> dict[str, bytes]:
     """The files of a wheel that is as it should be."""
-    commands = b"[console_scripts]\nmlxrun = mlxrun.cli.main:main\n"
+    commands = b"[console_scripts]\nmlxrun = mlxrun.cli.entry:main\n"
     names = {"METADATA": METADATA.encode(), "entry_points.txt": commands, "licenses/LICENSE": b"MIT"}
     return read_source() | {f"{INFO}/{name}": data for name, data in names.items()}
 

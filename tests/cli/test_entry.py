@@ -1,0 +1,37 @@
+"""The entry point of the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from mlxrun.cli import INTERRUPTED_EXIT
+
+CODE = """
+import os, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+from mlxrun.cli.entry import main
+sys.exit(main())
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_an_interrupt_while_it_is_imported_ends_it_quietly() -> None:
+    done = run(CODE)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED_EXIT, "", "mlxrun: interrupted\n")
+
+
+def test_it_runs_the_command_line() -> None:
+    done = run(CODE.replace("os.kill", "max"))
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mlxrun, version")
