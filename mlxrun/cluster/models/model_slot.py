@@ -33,7 +33,7 @@ class ModelWorker(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ModelSlot:
-    """One of the models. `facts`: None if nobody could describe it; `memory`: the most bytes that it may take;
+    """One of the models. `facts`: None if nobody could describe it; `memory`: bytes that it may take;
     `keep_alive`: seconds that it stays loaded without requests, None: until memory is needed. Times
     are those of the event loop."""
 
