@@ -257,7 +257,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     slots = make_slots(configs, models, facts, secret)
     check_shares(loaded, slots, facts.limit)
     for slot in slots:
-        say(f"{slot.name}: {slot.error or f'{format_rounded(slot.memory)} while it is loaded'}")
+        say(f"{slot.name}: {slot.error or f'may use up to {format_rounded(slot.memory)}'}")
     pool = ModelPool(slots, facts.limit, config.scheduler.max_queue, config.server.request_timeout)
 
     relay, queue = ModelRelay(pool, secret), make_batch_queue(config, os.environ)

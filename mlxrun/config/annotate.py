@@ -106,10 +106,16 @@ def format_default(info: SettingField) -> str:
 
 def _explain_field(info: SettingField) -> list[str]:
     indent = "  " if info.section else ""
+    key = f"{_mark_unset(info, info.default)}{info.key}"
     return [
         *_wrap_comment(info.doc, indent),
-        f"{indent}{info.key}: {format_default(info)}  # {describe_type(info)}",
+        f"{indent}{key}: {format_default(info)}  # {describe_type(info)}",
     ]
+
+
+def _mark_unset(info: SettingField, value: Any) -> str:
+    """What makes a comment of `models` without an entry, which a config has to leave out."""
+    return "# " if (info.section, info.key) == ("", "models") and not value else ""
 
 
 def _wrap_comment(text: str, indent: str) -> list[str]:
@@ -126,4 +132,5 @@ def _list_rows(loaded: LoadedConfig, values: dict[str, Any]) -> Iterator[tuple[s
             yield f"{section}:", ""
         value = values[info.section][info.key] if info.section else values[info.key]
         text = escape_references(render_yaml(value))
-        yield f"{'  ' if section else ''}{info.key}: {text}", str(loaded.origins[path])
+        indent = "  " if section else ""
+        yield f"{indent}{_mark_unset(info, value)}{info.key}: {text}", str(loaded.origins[path])

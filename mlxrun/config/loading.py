@@ -128,6 +128,9 @@ _OF_ONE_MODEL = tuple(
 def find_entry_problems(config: Config, tree: ConfigNode) -> list[ConfigProblem]:
     """Find what is wrong with the entries of `models`. `tree`: where the values of the config come from."""
     models = {name: read_served_model(value) for name, value in config.models.items()}
+    if not models and tree.find(("models",)) is not None:
+        what = "it names no model; name one, as in `chat: ORG/NAME`, or leave the key out"
+        return [place_problem(tree, ("models",), what)]
     found = [*_check_names(models), *_check_memory(models, config.scheduler.memory_limit)]
     found += [problem for name, model in models.items() for problem in _check_entry(name, model)]
     return [place_problem(tree, ("models", *place), message) for place, message in found]

@@ -235,7 +235,8 @@ class BatchSettings:
     """How a batch job runs."""
 
     concurrency: Annotated[int | None, Range(1, 65536)] = None
-    """Number of lines in progress. null: twice scheduler.max_running, so that the next prompts are ready."""
+    """Number of lines in progress. null: twice scheduler.max_running, so that the next prompts are ready; as
+    many as max_running for a server's batches."""
     order: Literal["completion", "input"] = "completion"
     """Order of the lines in the output. The cells of a suite have `input` unless the config sets it."""
     on_invalid: Literal["skip", "fail"] = "skip"

@@ -274,6 +274,7 @@ def test_defaults_do_not_contradict_each_other() -> None:
         ("{a: {path: embedded, settings: {model.names: 1}}}", "settings.model.names: belongs in `names`"),
         ("{'': embedded}", "models.: the name '' is not 1 to 64 letters"),
         ("[embedded]", 'models: ["embedded"] is not a mapping'),
+        ("{}", "models: it names no model; name one, as in `chat: ORG/NAME`, or leave the key out"),
     ],
 )
 def test_several_models(text: str, said: str) -> None:

@@ -33,8 +33,8 @@ class ModelWorker(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ModelSlot:
-    """One of the models. `facts`: None if nobody could describe it; `memory`: bytes that it takes while it is
-    loaded; `keep_alive`: seconds that it stays loaded without requests, None: until memory is needed. Times
+    """One of the models. `facts`: None if nobody could describe it; `memory`: bytes that it may take;
+    `keep_alive`: seconds that it stays loaded without requests, None: until memory is needed. Times
     are those of the event loop."""
 
     number: int

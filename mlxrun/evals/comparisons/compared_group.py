@@ -102,8 +102,8 @@ def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, 
     return ComparedGroup(
         name=name,
         result=result,
-        first=first.compute_interval(),
-        second=second.compute_interval(),
+        first=_compute_interval(first, _count_epochs(lines)),
+        second=_compute_interval(second, _count_epochs(lines)),
         better=sum(map(measure.is_better, gains)),
         worse=sum(measure.is_better(-gain) for gain in gains),
         failed=sum(line.failed > 0 for line in lines),
@@ -115,6 +115,17 @@ def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, 
     )
 
 
+def _count_epochs(lines: Sequence[PairedLine]) -> int:
+    return max(line.epochs for line in lines)
+
+
+def _compute_interval(side: _Side, epochs: int) -> ConfidenceInterval | None:
+    """The interval of a side: that of SeedPool for scores from 0 to 1 of several runs."""
+    if epochs > 1 and isinstance(side, ScoreMean):
+        return side.compute_pooled_interval()
+    return side.compute_interval()
+
+
 def _compare_shares(
     lines: Sequence[PairedLine], margin: float | None, seed: int
 ) -> tuple[PairedDifference, _Side, _Side, Equivalence | None]:
@@ -123,10 +134,12 @@ def _compare_shares(
     clusters: list[object] | None = [line.cluster or (line.id,) for line in lines]
     if all(line.cluster is None for line in lines):
         clusters = None
-    means = ScoreMean(), ScoreMean()
+    means, epochs = (ScoreMean(), ScoreMean()), _count_epochs(lines)
     for line in lines:
+        cluster = (line.cluster or (line.id,)) if epochs > 1 else line.cluster
         for mean, score in zip(means, line.scores, strict=True):
-            mean.add(score, line.cluster)
+            for _ in range(epochs):
+                mean.add(score, cluster)
     equivalence = None if margin is None else compute_equivalence(first, second, margin / 100, clusters)
     return compare_scores(first, second, clusters, seed=seed), *means, equivalence
 

@@ -179,9 +179,12 @@ class CellJobs:
                         place, self.file.folder, dataset=given.rows, prepare=prepare
                     )
                 else:
-                    self._sources[where] = open_rows(
+                    source = open_rows(
                         given.data, given.hub, self.file.folder, self._load_prepare(name, task)
                     )
+                    if next(iter(source.read(1)), None) is None:
+                        raise JobError(f"{source.name}: the table has no rows")
+                    self._sources[where] = source
             except JobError as error:
                 steps = [each for each in ("tasks", name, key) if each]
                 self.file.report([*steps, "data" if given.hub is None else "hub"], str(error))

@@ -176,8 +176,9 @@ def load_suite_manifest(path: Path) -> Record | None:
 def print_matrix(
     records: Sequence[Mapping[str, Any]], stream: TextIO, pools: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Print the matrix of scores. A cell without a score, or a failed one, shows its state. `pools`: those of
-    cells that differ only in their seeds; each comes after its last cell."""
+    """Print the matrix of scores, and below it the metrics of the cells that have some. A cell without a
+    score, or a failed one, shows its state. `pools`: those of cells that differ only in their seeds; each
+    comes after its last cell."""
     from rich.markup import escape
 
     models = list(dict.fromkeys(each["model"] for each in records))
@@ -197,6 +198,22 @@ def print_matrix(
             name = f"all seeds,{rest}" if rest else "all seeds"
             table.add_row(*map(escape, (task, name, *(found.get(model, "") for model in models))))
     print_table(table, stream)
+    _print_metrics([each for each in records if each["scores"] and each["state"] != "failed"], stream)
+
+
+def _print_metrics(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
+    """Print the metrics of cells with scores, such as `pass@3`, if any cell has one."""
+    from rich.markup import escape
+
+    cells = [(each, each["scores"]["total"].get("metrics", {})) for each in records]
+    names = list(dict.fromkeys(name for _, metrics in cells for name in metrics))
+    table = make_table(("task", "variant", "model", *names), text=3)
+    for each, metrics in cells:
+        if metrics:
+            shown = (SHARE.format(metrics[name]) if name in metrics else "" for name in names)
+            table.add_row(*map(escape, (each["task"], each["variant"], each["model"], *shown)))
+    if names:
+        print_table(table, stream)
 
 
 def format_pool(pool: Mapping[str, Any]) -> str:

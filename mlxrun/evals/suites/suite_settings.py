@@ -95,7 +95,8 @@ class SuiteTask:
     """Template of a system message before the `prompt`; of a completion, the text before all examples."""
     images: str | None = None
     """Column with an image of each row, or a list of them, which come before the `prompt`. Paths are relative
-    to the data file."""
+    to the data file. Missing files are found before the run, damaged ones by `--dry-run` or at their
+    line."""
     audio: str | None = None
     """Column with a sound of each row, or a list of them, behind the images and before the `prompt`. Paths
     are relative to the data file."""

@@ -13,6 +13,7 @@ from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.statistics import compare_scores
+from mlxrun.evals.suites.seed_pool import SeedPool
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
 
@@ -63,7 +64,8 @@ async def test_a_drop_is_significant(tmp_path: Path) -> None:
 
 
 async def test_seeds_of_a_suite_are_epochs(tmp_path: Path) -> None:
-    """The score of a line is the mean of its runs; cells of one name are compared with each other."""
+    """The score of a line is the mean of its runs; cells of one name are compared with each other. The
+    interval of a side is that of its pool."""
     for side, seeds in (("a", (1, 2, 3)), ("b", (4, 5, 6))):
         for epoch, seed in enumerate(seeds):
             for task in ("add", "sub"):
@@ -77,7 +79,13 @@ async def test_seeds_of_a_suite_are_epochs(tmp_path: Path) -> None:
     means = [
         [sum(run[f"q{at}"] for run in scores[start : start + 3]) / 3 for at in range(12)] for start in (0, 3)
     ]
-    assert found[0].total.result == compare_scores(*means)
+    total = found[0].total
+    assert total.result == compare_scores(*means)
+    for interval, jobs in ((total.first, folders[:3]), (total.second, folders[3:])):
+        pool = SeedPool()
+        for job in jobs:
+            pool.add_run(RunFolder.open(job))
+        assert interval is not None and interval.bounds == pytest.approx(pool.describe()["interval"])
     assert found[0].total.result.mcnemar is None and found[0].total.result.units == 12
     assert found[0].total.adjusted_p >= found[0].total.result.p
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from mlxrun.evals.reports.page import render_markdown
 from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import chat, chats
@@ -12,6 +14,7 @@ from tests.helpers.report_jobs import (
     hostile_lines,
     mixed_lines,
     read_lines,
+    run_changed,
     run_lines,
     run_other_answers,
     write_suite,
@@ -37,6 +40,23 @@ async def test_two_runs_have_their_flips(tmp_path: Path) -> None:
     assert "0 lines better and 1 worse, of 6." in text
     assert "| total | 6 | 100.0 % | 83.3 % | −16.7 |" in text
     assert re.search(r"\| line-1 \| say 1 \| ✓ say 1\w\w \| ✗ say 1\w\w \|", text)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+async def test_metrics_have_columns(tmp_path: Path, count: int) -> None:
+    """Of many runs too, whose scores are folded. Each run has two groups and a total."""
+    outs = []
+    for at in range(count):
+        bench = await run_changed(
+            tmp_path / str(at),
+            chats(2),
+            lambda record: record["eval"].update(scores={"pass@3": 1, "maj@3": 0}),
+        )
+        outs.append(bench.paths.out)
+    text = render_markdown(read_runs(outs)).replace("\u00a0", " ")
+    assert len(re.findall(r"^\| group .*\| cut \| maj@3 \| pass@3 \|$", text, re.M)) == 1
+    assert len(re.findall(r"\| 0 \| 0 \| 0.0 % \| 100.0 % \|$", text, re.M)) == 3 * count
+    assert ("<summary>Scores of every run" in text) == (count > 6)
 
 
 async def test_a_suite_has_its_matrix(tmp_path: Path) -> None:

@@ -223,6 +223,16 @@ def test_problems_of_tasks(tmp_path: Path, change: tuple[str, str], says: str) -
     assert len(problems) <= 2
 
 
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "the file is empty; its first"), ("country,capital\n", "the table has no rows")]
+)
+def test_an_empty_table_is_named_beside_other_mistakes(tmp_path: Path, text: str, says: str) -> None:
+    suite = CAPITALS.replace("cities.csv", "empty.csv").replace("{{ country }}", "France")
+    problems = find_problems(write_suite(tmp_path, suite, empty_csv=text))
+    assert [each.partition(": tasks")[0] for each in problems] == ["suite.yaml:4:11", "suite.yaml:5:13"]
+    assert f"capitals.data: empty.csv: {says}" in problems[0] and "uses no column" in problems[1]
+
+
 def test_images_may_be_read_where_the_data_is(tmp_path: Path) -> None:
     (tmp_path / "Paris").write_bytes(b"")
     text = CAPITALS.replace("expected: capital", "images: capital\n        limit: 1")

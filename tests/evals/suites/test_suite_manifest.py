@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,21 @@ def test_the_matrix_has_a_row_of_all_seeds_after_theirs() -> None:
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert [row[1] for row in cells] == ["variant", *names[:2], "all seeds,k-2", names[2]]
     assert cells[3][2] == "62.5 % [55.0, 70.0] (seeds ± 1.2, pass@2 75.0 %)"
+
+
+def test_metrics_are_below_the_matrix() -> None:
+    total = {"share": 0.95, "interval": [0.873, 1], "metrics": {"mean": 0.95, "pass@3": 1.0}}
+    records = [
+        {**RECORD, "model": "a", "scores": {"total": total}},
+        {**RECORD, "model": "b", "scores": {"total": {**total, "metrics": {"maj@3": 0.5}}}},
+        {**RECORD, "model": "c", "scores": make_scores(0.5, None)},
+        {**RECORD, "model": "d", "scores": {"total": total}, "state": "failed"},
+    ]
+    stream = io.StringIO()
+    print_matrix(records, stream)
+    cells = [re.split(r"  +", line.strip()) for line in stream.getvalue().splitlines()[2:]]
+    assert cells == [
+        ["task", "variant", "model", "mean", "pass@3", "maj@3"],
+        ["t", "seed-0", "a", "95.0 %", "100.0 %"],
+        ["t", "seed-0", "b", "50.0 %"],
+    ]

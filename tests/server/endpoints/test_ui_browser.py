@@ -290,6 +290,8 @@ async def test_models_are_loaded_and_unloaded() -> None:
         )
         await show(page, "server")
         await wait_for(page, rows, ["unloaded", "unloaded", "ready"])
+        heads = "[...document.querySelectorAll('#model-table thead th')].map(each => each.textContent)"
+        assert "Limit" in await page.run(heads)
         await click(page, "Load a")
         await wait_for(page, rows, ["ready", "unloaded", "ready"])
         assert front.pool.slots[0].loads == 1

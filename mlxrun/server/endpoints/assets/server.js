@@ -13,7 +13,7 @@ const plots = [
   new Plot("Memory", "in use", ({ status }) => status.memory?.active, formatBytes),
 ];
 const REQUEST = "Request,API,Phase,Age,First token,Tokens a second,Prompt,Cached,Output,Cancel".split(",");
-const MODEL = ["Model", "State", "Requests", "Memory", "Action"];
+const MODEL = ["Model", "State", "Requests", "Limit", "Action"];
 const requests = new Table(byId("request-table"), REQUEST, makeRequestRow, updateRequestRow);
 const models = new Table(byId("model-table"), MODEL, ({ model }) => el("tr", {}, el("th", { scope: "row" }, model), ...makeCells(4)), updateModelRow);
 let view = null;
