@@ -59,6 +59,12 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
     assert decode_image(encoded(grey)).getpixel((0, 0)) == (64, 64, 64)
 
 
+@pytest.mark.parametrize("brands", [b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heixmiaf"])
+def test_photos_of_phones_are_refused_by_name(brands: bytes) -> None:
+    with pytest.raises(MediaError, match="HEIC images, which phones make, are not read; send it as JPEG"):
+        read_header(b"\0\0\0\x18ftyp" + brands + b"\0" * 100, 10_000)
+
+
 def test_the_same_bytes_give_the_same_pixels() -> None:
     data = encoded(plain((40, 30)), "JPEG", quality=50)
     assert decode_image(data).tobytes() == decode_image(data).tobytes()
