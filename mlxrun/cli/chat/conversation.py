@@ -12,10 +12,11 @@ from typing import Any
 
 from mlxrun.core.errors import ConfigError
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+# Also those that the server does not read, which says so.
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif")
 PDF = ".pdf"
-VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
-SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a")
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac")
 MEDIA = (*IMAGES, PDF, *VIDEOS, *SOUNDS)
 MAX_FILE = 100_000_000  # bytes
 _MARKS = "?!.,:;()[]\"'"  # of a sentence
@@ -88,17 +89,25 @@ def _is_message(value: Any) -> bool:
 def find_attachments(text: str) -> list[Path]:
     """The images, PDFs, videos and sounds that a question names, each by its path as a terminal has it. Marks
     around a path, such as that of a question, are no part of it if there is no such file."""
+    found = (next(filter(Path.is_file, paths), None) for paths in _list_media_paths(text))
+    return list(dict.fromkeys(path for path in found if path is not None))
+
+
+def find_missing(text: str) -> list[Path]:
+    """The paths in a question that look like those of media, where there is no file."""
+    groups = _list_media_paths(text)
+    return list(dict.fromkeys(paths[-1] for paths in groups if not any(map(Path.is_file, paths))))
+
+
+def _list_media_paths(text: str) -> list[list[Path]]:
+    """For each word that looks like the path of media: that path, and the one without marks around it."""
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe is no quotation
         words = text.split()
-    names = ((word, word.strip(_MARKS)) for word in words)
-    found = (next(filter(_is_media, (Path(name).expanduser() for name in each)), None) for each in names)
-    return list(dict.fromkeys(path for path in found if path is not None))
-
-
-def _is_media(path: Path) -> bool:
-    return path.suffix.lower() in MEDIA and path.is_file()
+    groups = ([Path(name).expanduser() for name in (word, word.strip(_MARKS))] for word in words)
+    kept = ([path for path in paths if path.suffix.lower() in MEDIA] for paths in groups)
+    return [paths for paths in kept if paths]
 
 
 def read_attachment(path: Path) -> dict[str, Any]:

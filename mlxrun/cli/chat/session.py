@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mlxrun.cli.chat.conversation import Conversation, find_attachments
+from mlxrun.cli.chat.conversation import Conversation, find_attachments, find_missing
 from mlxrun.cli.options import parse_field, say
 from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.core.errors import MlxrunError
@@ -30,8 +30,8 @@ HELP = """\
 /stats [on|off]    show or hide tokens and speed
 /save FILE         write the conversation as JSON; /load FILE goes on with it
 /bye               end; so do /exit, /quit and Ctrl-D
-Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image or a PDF
-in a question attaches it. Ctrl-C stops an answer."""
+Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image, a PDF,
+a video or a sound in a question attaches it. Ctrl-C stops an answer."""
 END = ("bye", "exit", "quit")  # commands
 QUOTES = '"""'
 ReadLine = Callable[[str], str]
@@ -70,6 +70,8 @@ class ChatSession:
         files = find_attachments(text)
         if files:
             self._note(f"with {', '.join(path.name for path in files)}")
+        if missing := find_missing(text):
+            self._note(f"not attached, as there is no such file: {', '.join(map(str, missing))}")
         self.conversation.ask(text, files)
         try:
             self._answer()

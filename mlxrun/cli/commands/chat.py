@@ -44,8 +44,8 @@ Examples:
   cat log.txt | mlxrun chat -p 'What went wrong?'
 
 \b
-Within it: /help lists the commands. The path of an image or a PDF in a question attaches it. Ctrl-C stops an
-answer. What was typed is kept in ~/.local/share/mlxrun/chat_history.
+Within it: /help lists the commands. The path of an image, a PDF, a video or a sound in a question attaches
+it. Ctrl-C stops an answer. What was typed is kept in ~/.local/share/mlxrun/chat_history.
 
 \b
 The answer to -p, or to what is piped in, ends after --max-tokens, else after sampling.max_tokens of the

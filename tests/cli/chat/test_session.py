@@ -179,12 +179,23 @@ def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
     assert "with my photo.png, b.pdf\n" in shown
 
 
-@pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("a.wav", "audio_url"), ("a.opus", "audio_url"), ("a.mp4", "video_url"), ("a.HEIC", "image_url")],
+)
 def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) -> None:
     (tmp_path / name).write_bytes(b"A")
     client = ScriptedClient([AnswerDelta("a")])
     talk(client, f"What is in {tmp_path / name}")
     assert client.received[0][0][0]["content"][0][part]["url"].endswith(";base64,QQ==")
+
+
+def test_a_path_without_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my photo.png").write_bytes(b"PNG")
+    client = ScriptedClient([AnswerDelta("a")])
+    shown, _ = talk(client, f"What is in {tmp_path}/my photo.png, not (b.m4a)?")
+    assert isinstance(client.received[0][0][0]["content"], str)
+    assert "not attached, as there is no such file: photo.png, b.m4a\n" in shown
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "[1]", '[{"role": 1, "content": ""}]', "{", '{"a": 1}'])
