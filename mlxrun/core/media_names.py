@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
 MediaKind = Literal["image", "video", "audio"]
 KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
@@ -15,6 +16,29 @@ MEDIA_PAIRS: tuple[tuple[MediaKind, MediaKind], ...] = (
     *itertools.combinations(KINDS, 2),
     ("audio", "audio"),
 )
+
+
+class MediaTaker(Protocol):
+    """What a model says of the media that it takes; see mlxrun.api.text.model_info.ModelInfo."""
+
+    @property
+    def vision(self) -> bool: ...
+
+    @property
+    def video_sampling(self) -> object | None: ...
+
+    @property
+    def audio_sampling(self) -> object | None: ...
+
+    @property
+    def refused_media(self) -> Mapping[str, str]: ...
+
+
+def describe_input(model: MediaTaker) -> str:
+    """Return what prompts of a model may have: "images, audio and text". What it refuses is left out."""
+    takes = {"images": model.vision, "videos": model.video_sampling, "audio": model.audio_sampling}
+    found = [name for name, is_taken in takes.items() if is_taken and name not in model.refused_media]
+    return f"{', '.join(found)} and text" if found else "text"
 
 
 def name_pair(one: MediaKind, other: MediaKind) -> str:

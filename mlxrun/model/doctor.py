@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
-from mlxrun.core.media_names import PLURALS
+from mlxrun.core.media_names import PLURALS, describe_input
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
@@ -130,11 +130,7 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
         "context_length": info.context_length,
         "chat_template": info.chat_template is not None,
     }
-    takes = {"images": info.vision, "videos": facts["video"], "audio": facts["audio"]}
-    names = [name for name, is_so in takes.items() if is_so]
-    kind = f"{', '.join(names)} and text" if names else "text"
-    if info.speech is not None:
-        kind = "sound to text"
+    kind = describe_input(info) if info.speech is None else "sound to text"
     if info.kind_note:
         kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
 from mlxrun.config.settings import Config
+from mlxrun.core.media_names import describe_input
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
@@ -54,7 +55,7 @@ def welcome_model(app: web.Application, url: str) -> list[str]:
 def format_welcome(app: web.Application, url: str) -> list[str]:
     """Write the lines for a ready server: what is served, a first request to try, and where the page is."""
     model, served = app[ENGINE].model, list_served(app)
-    kind = "images and text" if model.vision else "text" if model.speech is None else "sound"
+    kind = describe_input(model) if model.speech is None else "sound"
     pooled, own = model.pooled, "embeddings" if model.speech is None else "transcriptions"
     if not model.generates and own in served:
         served = [own, *(name for name in served if name not in GENERATING and name != own)]

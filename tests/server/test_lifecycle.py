@@ -22,6 +22,7 @@ from aiohttp import web
 
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.config.media_settings import AudioSampling
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.core.errors import ConfigError, EngineDead, ModelLoadError
@@ -364,6 +365,12 @@ async def test_the_welcome_of_a_model_that_does_not_generate(
     async with run_server(model_info=FakeModelInfo(pooled=PooledModel(task, 4, 100))) as s:
         welcome = "\n".join(format_welcome(s.app, "http://here"))
     assert "; embeddings, tokenize, admin, ui; " in welcome and f"curl http://here{path} " in welcome
+
+
+async def test_the_welcome_says_that_a_model_hears() -> None:
+    info = FakeModelInfo(vision=True, audio_sampling=AudioSampling(16_000))
+    async with run_server(model_info=info) as s:
+        assert "ready: fake, images, audio and text, context" in format_welcome(s.app, "http://here")[0]
 
 
 @pytest.mark.parametrize("policy", ["exit", "stay"])

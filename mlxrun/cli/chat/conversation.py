@@ -13,10 +13,11 @@ from typing import Any
 
 from mlxrun.core.errors import ConfigError
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+# Also those that the server does not read, which says so.
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif")
 PDF = ".pdf"
-VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
-SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a")
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac")
 MEDIA = (*IMAGES, PDF, *VIDEOS, *SOUNDS)
 MAX_FILE = 100_000_000  # bytes
 _MARKS = "?!.,:;()[]\"'"  # of a sentence

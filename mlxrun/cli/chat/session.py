@@ -31,8 +31,8 @@ HELP = """\
 /stats [on|off]    show or hide tokens and speed
 /save FILE         write the conversation as JSON; /load FILE goes on with it
 /bye               end; so do /exit, /quit and Ctrl-D
-Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image or a PDF
-in a question attaches it. Ctrl-C stops an answer."""
+Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image, a PDF,
+a video or a sound in a question attaches it. Ctrl-C stops an answer."""
 END = ("bye", "exit", "quit")  # commands
 QUOTES = '"""'
 ReadLine = Callable[[str], str]

@@ -48,8 +48,8 @@ Without --url, -c, --set and MODEL, the server on port 8000 of this machine answ
 `mlxrun ps` lists. Where none runs, the model of mlxrun.yaml does, or the built-in one.
 
 \b
-Within it: /help lists the commands. The path of an image or a PDF in a question attaches it. Ctrl-C stops an
-answer. What was typed is kept in ~/.local/share/mlxrun/chat_history.
+Within it: /help lists the commands. The path of an image, a PDF, a video or a sound in a question attaches
+it. Ctrl-C stops an answer. What was typed is kept in ~/.local/share/mlxrun/chat_history.
 
 \b
 The answer to -p, or to what is piped in, ends after --max-tokens, else after sampling.max_tokens of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
     keep_one_start(getattr(processor, "tokenizer", None))
-    evaluate_arrays(getattr(processor, "feature_extractor", None))
+    extractor = getattr(processor, "feature_extractor", None)
+    evaluate_arrays(extractor)
+    silence_rate_advice(extractor)
     return processor
 
 
@@ -83,6 +86,17 @@ def evaluate_arrays(component: Any) -> None:
 
     kept = vars(component).values() if hasattr(component, "__dict__") else ()
     mx.eval([value for value in kept if isinstance(value, mx.array)])
+
+
+def silence_rate_advice(extractor: Any) -> None:
+    """Drop what transformers logs for each sound that mlx-vlm's processors hand over without its rate. Sounds
+    are resampled to the rate of the extractor before."""
+    for kind in type(extractor).__mro__:
+        logging.getLogger(kind.__module__).addFilter(_is_no_rate_advice)
+
+
+def _is_no_rate_advice(record: logging.LogRecord) -> bool:
+    return "pass the `sampling_rate` argument" not in record.getMessage()
 
 
 def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -210,7 +210,10 @@ def test_the_error_of_a_file_has_its_name(tmp_path: Path) -> None:
     assert [line for line in shown.splitlines() if ": n" in line] == expected
 
 
-@pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("a.wav", "audio_url"), ("a.opus", "audio_url"), ("a.mp4", "video_url"), ("a.HEIC", "image_url")],
+)
 def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) -> None:
     (tmp_path / name).write_bytes(b"A")
     client = ScriptedClient([AnswerDelta("a")])

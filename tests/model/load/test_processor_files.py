@@ -7,6 +7,7 @@ reads the picture's file itself, and mlxrun decodes its bytes.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.tiny import omni_models
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from benchmarks.tiny.vision_families import VISION
 from mlxrun.api.text.media.image_decoding import decode_image
+from mlxrun.config.settings import ModelSettings
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load.processor_files import add_naflex_images, ignore_text_arguments, keep_one_start
 from mlxrun.model.vision.placeholders import find_placeholder
+from tests.helpers.model_fixtures import Zoo
 
 Arrays = Mapping[str, np.ndarray]
 ORIENTATION = 0x0112  # EXIF's tag
@@ -249,3 +254,16 @@ def test_a_tokenizer_without_a_first_token_is_left_alone() -> None:
 def test_the_families_that_most_people_run_have_files() -> None:
     wanted = {"llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm"}
     assert wanted | {"pixtral", "mistral3", "internvl", "paligemma"} <= PROCESSORS.keys()
+
+
+def test_sounds_are_processed_without_advice_in_the_log(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
+    info = load_model_info(ModelSettings(path=str(zoo.omni("qwen3_omni_moe"))))
+    text, *media = omni_models.render("qwen3_omni_moe", ["a", omni_models.make_audio(1)])
+    log = logging.getLogger("transformers")
+    caplog.set_level(logging.WARNING, log.name)
+    log.addHandler(caplog.handler)
+    try:
+        assert info.process(text, *media).ids
+    finally:
+        log.removeHandler(caplog.handler)
+    assert not caplog.messages

@@ -26,6 +26,9 @@ LARGE_IMAGE = 4_000_000  # pixels; smaller images are never reduced
 KEPT_BYTES = 16
 _OVERSAMPLING = 2  # how much of the processor's resolution, in each direction, a reduced image keeps at least
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+_JPEG = ("JPEG", "MPO")  # MPO: with further pictures behind the first one
+_HEIC = (b"heic", b"heix")  # brands at the beginning of a file
+_BRANDS_END = 64  # bytes
 _STRIP_PIXELS = 1 << 20  # that are converted at once
 _JPEG_SCALES = (8, 4, 2)  # by which the decoder can reduce at no cost
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -69,14 +72,14 @@ def read_header(data: bytes, max_pixels: int) -> ImageHeader:
             if image.width * image.height > max_pixels:
                 size = f"{image.width} x {image.height}"
                 raise MediaError(f"the image has {size} pixels, more than media.max_pixels ({max_pixels})")
-            is_jpeg, is_progressive = image.format == "JPEG", bool(image.info.get("progressive"))
+            is_jpeg, is_progressive = image.format in _JPEG, bool(image.info.get("progressive"))
             # The coefficients of a progressive JPEG, at full size; the whole picture in some other decoders.
-            extra = 6 if is_progressive else 0 if image.format in ("JPEG", "PNG", "BMP") else 4
+            extra = 6 if is_progressive else 0 if is_jpeg or image.format in ("PNG", "BMP") else 4
             return ImageHeader(image.width, image.height, is_jpeg, extra)
     except MediaError:
         raise
     except Exception as exc:  # decoders of untrusted bytes raise exceptions of any class
-        raise _make_error() from exc
+        raise _make_error(data) from exc
 
 
 def decode_image(data: bytes, factor: int = 1) -> Image:
@@ -84,13 +87,13 @@ def decode_image(data: bytes, factor: int = 1) -> Image:
     try:
         with _open(data) as image:
             width = image.width
-            if image.format == "JPEG" and factor > 1:
+            if image.format in _JPEG and factor > 1:
                 image.draft("RGB", (image.width // factor, image.height // factor))
             image.load()
             scale = round(width / image.width)  # by which the decoder of a JPEG has reduced it
             return _rotate(_convert_to_rgb(image, factor // scale), image.getexif().get(_ORIENTATION, 1))
     except Exception as exc:  # decoders of untrusted bytes raise exceptions of any class
-        raise _make_error() from exc
+        raise _make_error(data) from exc
 
 
 def _open(data: bytes) -> Image:
@@ -115,8 +118,10 @@ class _CountedReads(io.BytesIO):
         return super().read(size)
 
 
-def _make_error() -> MediaError:
+def _make_error(data: bytes) -> MediaError:
     logger.debug("image cannot be decoded", exc_info=True)
+    if data[4:8] == b"ftyp" and any(brand in data[8:_BRANDS_END] for brand in _HEIC):
+        return MediaError("HEIC images, which phones make, are not read; send it as JPEG or PNG")
     return MediaError(f"not a readable image ({', '.join(_FORMATS[:6])}), or a damaged one")
 
 

@@ -12,6 +12,7 @@ import click
 from mlxrun.cli.options import find_model
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.media_names import describe_input
 from mlxrun.core.terminal import print_json, print_line
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
     from mlxrun.model.load.model_files import list_weight_files
 
     family, kind = str(info.config.get("model_type")), "vision" if info.vision else "text"
-    hears = "images, audio and text" if info.audio_sampling is not None else "images and text"
-    yield "architecture", f"{family}, {hears if info.vision else 'text'}"
+    yield "architecture", f"{family}, {describe_input(info)}"
     yield "result", find_family_result(family, kind)
     yield "context", info.context_length
     if files := list_weight_files(info.folder):

@@ -59,6 +59,22 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
     assert decode_image(encoded(grey)).getpixel((0, 0)) == (64, 64, 64)
 
 
+@pytest.mark.parametrize("brands", [b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heixmiaf"])
+def test_photos_of_phones_are_refused_by_name(brands: bytes) -> None:
+    with pytest.raises(MediaError, match="HEIC images, which phones make, are not read; send it as JPEG"):
+        read_header(b"\0\0\0\x18ftyp" + brands + b"\0" * 100, 10_000)
+
+
+def test_a_jpeg_with_a_second_picture_is_decoded_as_one_without() -> None:
+    """As many phones and cameras write them: beside a small picture, or a map of depths."""
+    pixels = np.random.default_rng(7).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    both = encoded(picture, "MPO", save_all=True, append_images=[plain()])
+    single = encoded(picture, "JPEG")
+    assert read_header(both, MANY) == read_header(single, MANY)
+    assert decode_image(both, 4).tobytes() == decode_image(single, 4).tobytes()
+
+
 def test_the_same_bytes_give_the_same_pixels() -> None:
     data = encoded(plain((40, 30)), "JPEG", quality=50)
     assert decode_image(data).tobytes() == decode_image(data).tobytes()
