@@ -71,7 +71,8 @@ class EngineSettings:
     reproducible: bool = False
     """Make answers independent of what else runs in the batch: prompts are prefilled one at a time in full
     chunks, and rows are decoded in batches of a fixed size. That is `scheduler.max_running` on a GPU, where
-    it costs time only if few rows run, and 32 or 8 on a CPU, where OpenBLAS also has one thread."""
+    it costs time only if few rows run, and 32 or 8 on a CPU, where OpenBLAS also has one thread. On CUDA,
+    models whose weights are all plain need no fixed size."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """What computes. `auto`: the GPU if there is one that MLX can use, else the CPU. `gpu`: an error where
     there is none."""
