@@ -46,7 +46,6 @@ ENGINE = {
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
-    "engine-cpu-uniform": ("engine-cpu-uniform",),
 }
 # By the name of the second: two modes of mlxrun on one host, and their titles.
 MODES = {
@@ -59,7 +58,6 @@ MODES = {
 CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
 ONE_THREAD = "server-cpu-one-thread"
-MEMORY_ONLY = ("engine-cpu-uniform",)  # measured beside too much other work to compare times
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
 # Ollama's are those of its quickstart and of its page about Linux.
@@ -210,8 +208,7 @@ def _list_engine_rows(name: str) -> list[str]:
     for workload, prompts in PROMPTS.items():
         part, title = report["workloads"].get(workload), prompts
         for measure, words in MEASURES.items():
-            is_shown = name not in MEMORY_ONLY or measure == "peak_bytes"
-            if is_shown and part is not None and part["ratio"].get(measure) is not None:
+            if part is not None and part["ratio"].get(measure) is not None:
                 values = [part["sides"][side]["median"][measure] for side in ("mlxrun", "mlx-lm")]
                 cells = [format_figure(value, measure) for value in values]
                 rows.append(

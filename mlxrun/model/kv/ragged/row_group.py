@@ -130,15 +130,13 @@ def count_spare_rows(rows: int, tokens: int) -> int:
 
 def choose_buffer_tokens(length: int) -> int:
     """The tokens of a new buffer for rows of up to `length` tokens. New memory is slow to get on a GPU, so it
-    grows in proportion. On a CPU it is not, so the least growth is smaller there."""
-    step = BUFFER_STEP // 4 if mx.default_device() == mx.cpu else BUFFER_STEP
-    return round_up(length + 1 + length // 16, step)
+    grows in proportion."""
+    return round_up(length + 1 + length // 16)
 
 
-def round_up(tokens: int, step: int | None = None) -> int:
-    """The capacity of a buffer that holds this many tokens. `step`: replaces BUFFER_STEP."""
-    step = step or BUFFER_STEP
-    return -(-tokens // step) * step
+def round_up(tokens: int) -> int:
+    """The capacity of a buffer that holds this many tokens."""
+    return -(-tokens // BUFFER_STEP) * BUFFER_STEP
 
 
 class RowGroup:
