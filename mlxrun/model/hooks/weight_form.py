@@ -24,6 +24,7 @@ from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.packed_product import MOST_ROWS, can_multiply_packed
 from mlxrun.model.hooks.quantized_layers import (
+    FLAT_ROWS,
     MAX_TRANSIENT,
     MethodTable,
     ProductMethod,
@@ -68,7 +69,7 @@ CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
 # Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, padded to 8 rows.
 # 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
 FIXED_TABLES: Mapping[str, MethodTable] = {
-    "cuda": MethodTable(((3, "library"), (128, "flat"), (256, "dequantized"))),
+    "cuda": MethodTable(((FLAT_ROWS - 1, "library"), (128, "flat"), (256, "dequantized"))),
     "metal": MethodTable(),
     "cpu": MethodTable(((4, "library"), (8, "dequantized"))),
 }

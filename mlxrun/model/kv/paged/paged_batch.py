@@ -38,10 +38,10 @@ class PagedDecodeBatch:
     """Decodes rows from pages.
 
     `template`: an empty cache list of the model. `width`: pad the forward to this many rows, unless rows
-    round alike in `any_width`. `compiled`:
-    compile the forward, for each of a few widths; not for models with recurrent states. `recurrence`: see
-    ComputeMethods. `attend`: replaces the kernel. `compiled_at_once`: compile in the first step, not after
-    some in the same shapes. `operations`: of fused layers (model/fused); None: layers are the library's.
+    round alike in `any_width`. `compiled`: compile the forward, for each of a few widths; not for models with
+    recurrent states. `recurrence`: see ComputeMethods. `attend`: replaces the kernel. `compiled_at_once`:
+    compile in the first step, not after some in the same shapes. `operations`: of fused layers (model/fused);
+    None: layers are the library's.
     """
 
     def __init__(
