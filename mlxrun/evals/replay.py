@@ -195,8 +195,10 @@ def _match_lines(
 
 
 def make_serial_config(config: Config) -> Config:
-    """Make the config of an engine that computes one request at a time and reuses nothing."""
-    scheduler = replace(config.scheduler, max_running=1, step_ms=0)
+    """Make the config of an engine that reuses nothing, for one request at a time. In reproducible mode a GPU
+    keeps the width of its steps: there a row rounds as in steps of `max_running` rows."""
+    running = config.scheduler.max_running if config.engine.reproducible else 1
+    scheduler = replace(config.scheduler, max_running=running, step_ms=0)
     return replace(config, scheduler=scheduler, cache=replace(config.cache, backend="none"))
 
 

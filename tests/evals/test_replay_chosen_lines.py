@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.models.cache import KVCache
 from PIL import Image
 
 from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.model.load_check import choose
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chat, chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -93,3 +95,18 @@ async def test_a_sample_is_chosen_by_its_seed(tmp_path: Path) -> None:
 async def test_alone_means_without_batch_and_cache(tmp_path: Path) -> None:
     config = make_serial_config(Bench(tmp_path / "job.jsonl").config)
     assert (config.scheduler.max_running, config.cache.backend) == (1, "none")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+async def test_lines_of_reproducible_mode_are_run_again_in_steps_of_the_same_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """On a GPU a row rounds as in steps of the configured width, so that one row a step has other bits."""
+    monkeypatch.setattr(choose, "uses_gpu", lambda: gpu)
+    config = Bench(tmp_path / "job.jsonl").config
+    config = replace(config, engine=replace(config.engine, reproducible=True))
+    widths = {
+        choose._choose_candidate([KVCache()], some, True, False).fixed_width
+        for some in (config, make_serial_config(config))
+    }
+    assert len(widths) == 1 and widths != {1}

@@ -20,7 +20,7 @@ from typing import Any
 
 from mlxrun.api.text.media.media_kinds import BASE64_PDF
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.settings import Config, MediaSettings
+from mlxrun.config.settings import Config, MediaSettings, SchedulerSettings
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.scoring.eval_spec import EvalSpec
 
@@ -50,6 +50,8 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
+        if config.scheduler.max_running != SchedulerSettings().max_running:
+            engine["width"] = config.scheduler.max_running  # of a GPU's steps, by which rows round
         if config.model.dequantize != "auto":
             model["dequantize"] = config.model.dequantize
     parts: dict[str, Any] = {
