@@ -1,6 +1,6 @@
 """Measures `mlxrun serve` beside its peers: starts all servers, runs `mlxrun bench serve`, writes the JSON.
 
-    python -m benchmarks.serve_peers --out benchmarks/results/server-cpu-1.json --preload libopenblas.so.0 \\
+    python -m benchmarks.serve_peers --out benchmarks/results/server-cpu.json --preload libopenblas.so.0 \\
         --mlx-lm-python PYTHON --mlx-vlm-python PYTHON --vllm-mlx-python PYTHON
 
 Each peer runs in the environment of an interpreter that is given (`--mlx-lm-python`, ...), so that every peer
@@ -93,7 +93,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     for peer in ("mlx-lm", "mlx-vlm", "vllm-mlx"):
         parser.add_argument(
-            f"--{peer}-python", help="interpreter with this peer; without it the peer is left out"
+            f"--{peer}-python",
+            type=os.path.abspath,  # servers start in a folder of their own
+            help="interpreter with this peer; without it the peer is left out",
         )
     parser.add_argument("--preload", help="measure the peers with this library preloaded, too")
     parser.add_argument("--first-port", type=int, default=8100)

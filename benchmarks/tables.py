@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.plots.results import FOLDER, read
+from benchmarks.serve_peers import PRELOADED
+
+Table = tuple[str, Iterable[str]]  # its head and its rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -42,10 +48,10 @@ MEASURES = {
     "peak_bytes": "peak memory",
 }
 ENGINE = {
-    "engine-h200": ("engine-h200", "engine-h200-staggered"),
+    "engine-h200": ("engine-h200",),
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
-    "engine-cpu": ("engine-cpu",),
+    "engine-cpu": ("engine-cpu", "engine-cpu-few"),
 }
 # By the name of the second: two modes of mlxrun on one host, and their titles.
 MODES = {
@@ -57,7 +63,9 @@ MODES = {
 }
 CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
-ONE_THREAD = "server-cpu-one-thread"
+SERVER, ONE_THREAD = "server-cpu", "server-cpu-one-thread"
+EVAL_SPEED = "eval-speed-cpu"
+SERVERS = ("mlx_lm.server", "mlx_vlm.server", "vllm-mlx")
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
 # Ollama's are those of its quickstart and of its page about Linux.
@@ -91,7 +99,6 @@ LOOKS = {
     "polled": "the requests of 50 pages",
     "open": "open in a Chromium on the same machine",
 }
-SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 
 
 class Row(NamedTuple):
@@ -128,8 +135,8 @@ README = (
     ),
     Row("one prompt, 0.6B in bfloat16: decode (H200)", ENGINE["engine-h200"], "single", "decode_tps"),
     Row(
-        "16 streams of different prompts on two busy CPU cores: output",
-        SERVER,
+        "16 streams of different prompts on two CPU cores: output",
+        (SERVER,),
         "chat",
         "output_rate",
         "mlx_lm.server + preload",
@@ -153,54 +160,23 @@ def fill_tables(text: str) -> str:
 
 def make_table(name: str) -> list[str]:
     """The lines of a table."""
-    if name == "readme":
-        return ["| measured | mlxrun | peer | × |", "|---|---|---|---|", *map(_make_row, README)]
-    if name == MEMORY:
-        head = ["| model | predicted peak | measured peak | predicted / measured |", "|---|---|---|---|"]
-        return [*head, *_list_memory_rows()]
-    if name == "decode-layers":
-        head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
-        return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
-    if name == ONE_THREAD:
-        return [
-            "| prompts | mlxrun | mlx_lm.server with OpenBLAS | × |",
-            "|---|---|---|---|",
-            *_list_server_rows(),
-        ]
-    if name == WAITING:
-        head = ["| steps | alone | behind the long prompt | × alone | processor time of the long prompt |"]
-        return [*head, "|---|---|---|---|---|", *_list_waiting_rows()]
-    if name == CPU_MODES[0]:
-        head = [
-            "| kernels | rows | usual mode | reproducible | × time | one forward a row | × time |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        return [*head, *(row for file in CPU_MODES for row in _list_cpu_mode_rows(file))]
-    if name in MODES:
-        *files, titles = MODES[name]
-        head = [f"| workload | measure | {' | '.join(titles)} | × |", "|---|---|---|---|---|"]
-        return [*head, *_list_mode_rows(*files)]
-    if name == VISUAL:
-        scores = json.loads((FOLDER / f"{VISUAL}.json").read_text(encoding="utf-8"))["scores"]
-        tasks = next(iter(scores.values()))
-        head = [f"| task | lines | {' | '.join(scores)} |", "|---|---|" + "---|" * len(scores)]
-        return [*head, *(_make_score_row(task, scores) for task in tasks)]
-    if name == PROMPT_SIZES:
-        head = [
-            "| agent | endpoint | tools | system prompt and tools | first prompt |",
-            "|---|---|---|---|---|",
-        ]
-        return [*head, *_list_prompt_rows()]
-    if name == INSTALL:
-        head = ["| `pip install` of | size | packages | time |", "|---|---|---|---|"]
-        return [*head, *map(_make_install_row, INSTALLED)]
-    if name == STEPS:
-        head = ["| step | Ollama | mlxrun | measured, mlxrun |", "|---|---|---|---|"]
-        return [*head, *map(_make_step_row, FIRST_STEPS)]
-    if name == UI_COST:
-        head = ["| the page | the server's CPU for a token | × | of one page |", "|---|---|---|---|"]
-        return [*head, *_list_ui_rows()]
-    return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
+    head, rows = TABLES[name]()
+    return [head, "|---" * (head.count("|") - 1) + "|", *rows]
+
+
+def _make_mode_table(second: str) -> Table:
+    first, second, titles = MODES[second]
+    return f"| workload | measure | {' | '.join(titles)} | × |", _list_mode_rows(first, second)
+
+
+def _make_engine_table(name: str) -> Table:
+    return "| workload | measure | mlxrun | mlx-lm | × |", _list_engine_rows(name)
+
+
+def _make_score_table() -> Table:
+    scores = json.loads((FOLDER / f"{VISUAL}.json").read_text(encoding="utf-8"))["scores"]
+    tasks = next(iter(scores.values()))
+    return f"| task | lines | {' | '.join(scores)} |", [_make_score_row(task, scores) for task in tasks]
 
 
 def _list_engine_rows(name: str) -> list[str]:
@@ -234,6 +210,31 @@ def _list_server_rows() -> Iterator[str]:
     for workload, words in (("chat", "all different"), ("shared", "nine tenths shared")):
         row = _make_row(Row(words, (ONE_THREAD,), workload, "output_rate", "mlx_lm.server + preload"))
         yield row.replace(", mlx_lm.server with OpenBLAS", "")
+
+
+def _list_server_ratios() -> Iterator[str]:
+    """How many times better than each peer, with the preloaded BLAS and as they install."""
+    workloads = read(SERVER)["workloads"]
+    for workload, words in (("chat", "all different"), ("shared", "nine tenths shared")):
+        for suffix, peers in ((PRELOADED, "with OpenBLAS"), ("", "as they install")):
+            ours, *sides = (
+                workloads[workload][name]["median"]
+                for name in ("mlxrun", *(peer + suffix for peer in SERVERS))
+            )
+            output = " / ".join(format_ratio(ours["output_rate"] / side["output_rate"]) for side in sides)
+            first = " / ".join(format_ratio(side["ttft_p95"] / ours["ttft_p95"]) for side in sides)
+            yield f"| {words} | {peers} | {output} | {first} |"
+            words = ""
+
+
+def _list_eval_rows() -> Iterator[str]:
+    report = json.loads((FOLDER / f"{EVAL_SPEED}.json").read_text(encoding="utf-8"))
+    for side, found in report["sides"].items():
+        whole, start = (median(found[key]) for key in ("whole_s", "start_s"))
+        ratios = report["ratios"].get(side, {})
+        cells = [format_ratio(ratios[key]) if ratios else "" for key in ("whole", "items_per_s")]
+        rate = f"{start:.1f} s | {found['items_per_s']:.2f}"
+        yield f"| {side} | {whole:.1f} s | {cells[0]} | {rate} | {cells[1]} |"
 
 
 def _list_waiting_rows() -> Iterator[str]:
@@ -337,6 +338,43 @@ def format_figure(value: float, measure: str) -> str:
 def format_ratio(ratio: float) -> str:
     """How many times better, with three digits at most."""
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "readme": lambda: ("| measured | mlxrun | peer | × |", map(_make_row, README)),
+    MEMORY: lambda: (
+        "| model | predicted peak | measured peak | predicted / measured |",
+        _list_memory_rows(),
+    ),
+    "decode-layers": lambda: (
+        "| model | rows | the library's layers | fused layers | × |",
+        chain.from_iterable(map(_list_layer_rows, LAYERS)),
+    ),
+    SERVER: lambda: ("| prompts | peers | output | TTFT p95 |", _list_server_ratios()),
+    ONE_THREAD: lambda: ("| prompts | mlxrun | mlx_lm.server with OpenBLAS | × |", _list_server_rows()),
+    WAITING: lambda: (
+        "| steps | alone | behind the long prompt | × alone | processor time of the long prompt |",
+        _list_waiting_rows(),
+    ),
+    EVAL_SPEED: lambda: (
+        "| side | whole command | × | of which start | items a second without start | × |",
+        _list_eval_rows(),
+    ),
+    CPU_MODES[0]: lambda: (
+        "| kernels | rows | usual mode | reproducible | × time | one forward a row | × time |",
+        chain.from_iterable(map(_list_cpu_mode_rows, CPU_MODES)),
+    ),
+    VISUAL: _make_score_table,
+    PROMPT_SIZES: lambda: (
+        "| agent | endpoint | tools | system prompt and tools | first prompt |",
+        _list_prompt_rows(),
+    ),
+    INSTALL: lambda: ("| `pip install` of | size | packages | time |", map(_make_install_row, INSTALLED)),
+    STEPS: lambda: ("| step | Ollama | mlxrun | measured, mlxrun |", map(_make_step_row, FIRST_STEPS)),
+    UI_COST: lambda: ("| the page | the server's CPU for a token | × | of one page |", _list_ui_rows()),
+    **{name: partial(_make_mode_table, name) for name in MODES},
+    **{name: partial(_make_engine_table, name) for name in ENGINE},
+}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from benchmarks.plots import cast, ragged, request_life, server
 from benchmarks.plots.results import FOLDER, read
 from benchmarks.plots.theme import THEMES, save, themed
 
-SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
@@ -22,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for theme in THEMES:
         with themed(theme):
             figures = {
-                "ragged": ragged.draw(read("engine-h200", "engine-h200-staggered"), theme),
+                "ragged": ragged.draw(read("engine-h200"), theme),
                 "ragged-cpu": ragged.draw(read("engine-cpu"), theme),
-                "server": server.draw(read(*SERVER), theme),
+                "server": server.draw(read("server-cpu"), theme),
             }
             for name, figure in figures.items():
                 save(figure, folder / f"{name}-{theme.name}.svg")
