@@ -6,6 +6,7 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
@@ -50,7 +51,9 @@ def run_sweep_command(
         print_json({"format": 1, "versions": versions, "families": families})
     elif markdown:
         layered = [entry for entry in chosen if entry[0] != "audio"]
-        print_text(wrap_page(render_markdown(results, versions, find_all_layers(layered))))
+        with redirect_stdout(sys.stderr):  # what libraries print is not part of the page
+            layers = find_all_layers(layered)
+        print_text(wrap_page(render_markdown(results, versions, layers)))
     else:
         print_line(summarize(results))
     return int(any(result.status == "wrong" for result in results))
