@@ -101,7 +101,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     ConfigError if Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
     from mlxrun.cli.run_pages import show_runs
     from mlxrun.cluster.ray.ray_servers import RayServers
-    from mlxrun.cluster.servers.server_relay import make_front
+    from mlxrun.cluster.servers.worker_relay import make_front
     from mlxrun.engine.client import EngineClient
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
     from mlxrun.jobs.records.manifest_checks import list_versions

@@ -2,9 +2,8 @@
 
 It must run on the thread that will step the engine, because MLX's streams belong to threads.
 
-From top to bottom: the engine; the source of drafts (n-gram lookup, a draft model, the checkpoint's own head,
-or none); the prefix cache. The cache's fingerprint covers everything that an entry depends on besides the
-tokens. So no entry of another model, library, device or chunk size is ever found.
+The prefix cache's fingerprint covers everything that an entry depends on besides the tokens. So no entry of
+another model, library, device or chunk size is ever found. build_drafts.py makes what drafts.
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ from dataclasses import asdict, replace
 
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
-from mlxrun.core.draft_source import CheckedSource
-from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
+from mlxrun.engine.build_drafts import build_draft_planner, check_drafting, find_draft
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.cache_tier import TIERS
 from mlxrun.engine.prefix_cache.entry import CacheCounters
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
-from mlxrun.engine.scheduler.draft_planner import DraftPlanner
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
 from mlxrun.engine.workloads.transcription import TranscriptionSteps
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import (
     check_memory,
@@ -39,7 +36,7 @@ from mlxrun.model.load.footprint import (
     make_memory_budget,
     read_hidden_size,
 )
-from mlxrun.model.load.loader import load_draft_info, load_small_model
+from mlxrun.model.load.loader import load_small_model
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.blas import hold_blas_threads
@@ -58,16 +55,8 @@ from mlxrun.model.pooling.pooled_model import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
-from mlxrun.model.sparse.build import LoadedSelector, check_sparse_kind, make_selector
-from mlxrun.model.speculation.build import (
-    LoadedSource,
-    find_device_problem,
-    find_draft_problem,
-    load_mtp_source,
-    make_draft_model,
-    measure_row_cost,
-    names_split_head,
-)
+from mlxrun.model.sparse.build import LoadedSelector, make_selector
+from mlxrun.model.speculation.build import LoadedSource
 from mlxrun.model.speculation.mtp_source import MTPSource
 
 log = logging.getLogger(__name__)
@@ -107,12 +96,7 @@ def _build_engine(
     model = load_model(config, model_info, load_check)
     config, methods = model.config, model.methods
     drafts, drafting = build_draft_planner(model, draft)
-    choosing = None
-    if config.prefill.sparse != "off":
-        assert draft is not None
-        shared = None if drafting is None else drafting.small
-        small = shared or load_small_model(config, model_info, draft)
-        choosing = make_selector(config, model_info, small, shared=shared is not None)
+    choosing = None if config.prefill.sparse == "off" else _load_selector(model, draft, drafting)
     memory = _make_memory(model, choosing, drafting)
     prefix_cache = build_prefix_cache(config, model_info, model.snapshots, memory)
     scheduler = Scheduler(
@@ -125,16 +109,15 @@ def _build_engine(
         drafts=drafts,
     )
     _log_rows(memory, model_info, config.scheduler.max_running, scheduler.token_budget.min_chunk)
-    pooling = None
+    pooling = selection = head = None
     if model_info.pooled is not None:
         vectors = build_decoder_runner(config, model_info, model.caller)
         pooling = PoolingSteps(vectors, scheduler, config.engine.max_errors)
-    selection = None
     if choosing is not None:
         selection = TokenSelection(choosing.selector, config.prefill, scheduler, prefix_cache)
+    if drafting is not None and isinstance(drafting.source, MTPSource):
+        head = drafting.source
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
-    source = None if drafting is None else drafting.source
-    head = source if isinstance(source, MTPSource) else None
     runner = ModelRunner(model.caller, model.vocab, methods, model.snapshots, head)
     count = count_token_embeddings(model.caller.model, model.vocab)
     _warn_of_unknown_tokens(model_info, count)
@@ -150,6 +133,17 @@ def _build_engine(
         num_embeddings=count,
         recheck=model.recheck,
     )
+
+
+def _load_selector(
+    model: LoadedModel, draft: LoadedModelInfo | None, drafting: LoadedSource | None
+) -> LoadedSelector:
+    """What chooses tokens of long prompts, by the model that drafts, or by `draft` if none does."""
+    shared = None if drafting is None else drafting.small
+    if shared is not None:
+        return make_selector(model.config, model.info, shared, shared=True)
+    assert draft is not None
+    return make_selector(model.config, model.info, load_small_model(model.config, model.info, draft))
 
 
 def _log_rows(memory: MemoryBudget, info: LoadedModelInfo, most: int, min_chunk: int) -> None:
@@ -239,88 +233,6 @@ _DECODE: dict[DecodeMethod, str] = {
     "grouped": "rows of similar length decode together",
     "row_by_row": "rows decode one by one",
 }
-
-
-def check_drafting(config: Config) -> None:
-    """ConfigError if the config asks for a method of drafting that this device cannot run."""
-    method = config.speculation.method
-    problem = None if method in ("off", "auto") else find_device_problem()
-    if problem is not None:
-        reason = f"{method} cannot be used: {problem}; set speculation.method to auto or off"
-        raise ConfigError(f"speculation.method: {reason}")
-
-
-def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
-    """The model of `model.draft`, or None if nothing uses it. ConfigError if its files show that it cannot be
-    used, or if the target model (`info`) is of a kind that cannot use it."""
-    settings, method = config.model, config.speculation.method
-    drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
-    is_sparse = config.prefill.sparse != "off"
-    if is_sparse:
-        check_sparse_kind(info)
-    is_used = is_sparse or (drafts and find_device_problem() is None)
-    if not is_used or settings.draft is None:
-        return None
-    draft = load_draft_info(settings, info)
-    if is_sparse:
-        _check_sparse_prompts_fit(config.prefill.sparse_min_tokens, info, draft)
-    return draft
-
-
-def _check_sparse_prompts_fit(least: int, info: LoadedModelInfo, draft: LoadedModelInfo) -> None:
-    """ConfigError if no prompt that both models take is long enough to be computed sparsely."""
-    problem = f"prefill.sparse_min_tokens: {least} is longer than all prompts"
-    if least >= info.context_length:
-        raise ConfigError(f"{problem}: the context of {info.name} is {info.context_length}")
-    if least > draft.context_length:
-        raise ConfigError(f"{problem} that model.draft takes: its context is {draft.context_length}")
-
-
-def build_draft_planner(
-    model: LoadedModel, draft: LoadedModelInfo | None
-) -> tuple[DraftPlanner, LoadedSource | None]:
-    """The draft planner, and the model or head that drafts for it, if any. `draft`: the result of find_draft.
-    ConfigError if the configured method cannot draft.
-
-    A draft fills free rows of a forward of fixed width, else drafts are few. `auto` uses model.draft, or else
-    the checkpoint's own head.
-    """
-    config, methods = model.config, model.methods
-    settings = config.speculation
-    if settings.method == "off":
-        return DraftPlanner(settings), None
-    problem = find_draft_problem(methods)
-    if problem is not None and settings.method != "auto":
-        raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
-    if problem is not None:
-        log.warning("speculation is off: %s", problem)
-        return DraftPlanner(settings, problem=problem), None
-    loaded: LoadedSource | None = None
-    if settings.method in ("auto", "draft") and draft is not None:
-        small = load_small_model(config, model.info, draft)
-        loaded = make_draft_model(config, small, model.caller, model.vocab, methods)
-    elif settings.method in ("auto", "mtp"):
-        loaded = _load_head(model)
-    rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
-    source = None if loaded is None else CheckedSource(loaded.source)
-    looks_up = settings.method in ("auto", "ngram")
-    is_measured = source is not None or LayerKind.STATE in map(get_kind, flatten_caches(model.cache))
-    cost = measure_row_cost(model.caller, methods, settings.max_tokens) if is_measured else 0.0
-    return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
-
-
-def _load_head(model: LoadedModel) -> LoadedSource | None:
-    """The checkpoint's own head; None if `auto` finds none that can be used."""
-    try:
-        loaded = load_mtp_source(model.config, model.info, model.caller, model.vocab, model.methods)
-    except ModelLoadError as error:
-        loaded = f"its head cannot be loaded: {error}"
-        log.warning("speculation: %s", loaded)
-    if not isinstance(loaded, str):
-        return loaded
-    if model.config.speculation.method == "mtp":
-        raise ConfigError(f"speculation.method: mtp cannot be used: {loaded}")
-    return None
 
 
 def build_prefix_cache(

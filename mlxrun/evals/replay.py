@@ -3,9 +3,6 @@
 The manifest has the whole config, and digests of the job file and the model's files. The job file is looked
 for where it was, at the same place relative to the output, and beside the output by its digest.
 
-The result of scoring (`eval`) is not compared: it follows from the answer, and can be computed without the
-model. Neither is the name of the model, which its digest identifies.
-
 Chosen lines run one by one and without a prefix cache. They are a job of their own in a temporary folder, so
 the run folder is not touched. All else is as in the run: config, seeds, keys of lines, and thus the ids in
 records.
@@ -19,7 +16,6 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +24,13 @@ from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
 from mlxrun.core.field_errors import get_json_type
 from mlxrun.core.text_files import open_regular
+from mlxrun.evals.record_difference import find_difference
 from mlxrun.evals.run_folders.moved_paths import find_moved_paths
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, describe_changes
-from mlxrun.jobs.records.output_records import dump_record
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.stop_signals import StopSignals
@@ -52,8 +48,19 @@ _SECTIONS = (
     "workers",
 )
 DEFAULT_SAMPLE = 20
-_AROUND = 20  # characters that are shown before and after the first one that differs
-_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class LineDifference:
+    """A line whose record has changed. `number`: its number in the job file; `text`: the first difference."""
+
+    id: str
+    number: int | None
+    text: str
+
+    def __str__(self) -> str:
+        place = "" if self.number is None else f" (line {self.number} of the job)"
+        return f"{self.id!r}{place}: {self.text}"
 
 
 @dataclass(slots=True)
@@ -176,7 +183,7 @@ def compare_lines(pairs: Iterable[tuple[RunLine, RunLine | None]]) -> RunCompari
     """Compare the records of lines with the records of their second computation."""
     found = RunComparison()
     for old, new in pairs:
-        text = "it was not run" if new is None else describe_difference(old.record, new.record)
+        text = "it was not run" if new is None else find_difference(old.record, new.record)
         found.compared += 1
         if text is not None:
             found.differing.append(LineDifference(old.id, old.number, text))
@@ -269,80 +276,3 @@ def _read_record(path: Path, offset: int) -> dict[str, Any]:
         file.seek(offset)
         record: dict[str, Any] = json.loads(file.readline())
     return record
-
-
-@dataclass(frozen=True, slots=True)
-class LineDifference:
-    """A line whose record has changed. `number`: its number in the job file; `text`: the first difference."""
-
-    id: str
-    number: int | None
-    text: str
-
-    def __str__(self) -> str:
-        place = "" if self.number is None else f" (line {self.number} of the job)"
-        return f"{self.id!r}{place}: {self.text}"
-
-
-def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Describe where the bytes of two records begin to differ, without their scores and the model's name.
-    None if they are equal."""
-    old, new = _leave_out(old), _leave_out(new)
-    before, now = dump_record(old), dump_record(new)
-    if before == now:
-        return None
-    if old["error"] is None and new["error"] is not None:
-        return f"it was answered, and fails now: {new['error']['message']}"
-    if old["error"] is not None and new["error"] is None:
-        return f"it is answered now, and failed before: {old['error']['message']}"
-    found = next(_walk(_strip(old), _strip(new), ""), None)
-    at = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
-    return found or f"the same values are written differently from byte {at} on"
-
-
-def _leave_out(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without what is not compared."""
-    found = {key: value for key, value in record.items() if key != "eval"}
-    body = (record["response"] or {}).get("body")
-    if isinstance(body, Mapping):
-        body = {key: value for key, value in body.items() if key != "model"}
-        found["response"] = {**record["response"], "body": body}
-    return found
-
-
-def _strip(record: Mapping[str, Any]) -> Any:
-    """What was said with tools, the response body or the error, whose paths are short; then what else there
-    is."""
-    response = record["response"]
-    body = response.get("body") if isinstance(response, Mapping) else None
-    found = body if record["error"] is None and isinstance(body, Mapping) else {}
-    # Ids are made of the settings, so they differ wherever something else does.
-    rest = {key: value for key, value in found.items() if key != "id"}
-    return {"transcript": record.get("transcript"), **rest, "record": record}
-
-
-def _walk(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Each difference in two JSON values, in order."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
-            yield from _walk(old.get(key, _MISSING), new.get(key, _MISSING), f"{path}.{key}" if path else key)
-    elif isinstance(old, list) and isinstance(new, list):
-        for at, (a, b) in enumerate(zip_longest(old, new, fillvalue=_MISSING)):
-            yield from _walk(a, b, f"{path}[{at}]")
-    elif isinstance(old, str) and isinstance(new, str) and old != new:
-        at = next(at for at, (a, b) in enumerate(zip_longest(old, new)) if a != b)
-        yield f"{path} differs from character {at} on: {_quote(new, at)}, was {_quote(old, at)}"
-    elif type(old) is not type(new) or old != new:
-        yield f"{path} is {_show(new)}, was {_show(old)}"
-
-
-def _quote(text: str, at: int) -> str:
-    start, end = max(0, at - _AROUND), at + _AROUND
-    return ("..." if start else "") + repr(text[start:end]) + ("..." if end < len(text) else "")
-
-
-def _show(value: Any) -> str:
-    if value is _MISSING:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 3 * _AROUND else text[: 3 * _AROUND] + "..."

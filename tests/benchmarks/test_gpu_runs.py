@@ -12,7 +12,8 @@ WRITE = "import sys, json, pathlib; path = pathlib.Path(sys.argv[sys.argv.index(
 FAST = ("-c", WRITE + "path.write_text(json.dumps(sys.argv[1:3]))")
 SLOW = (
     "-c",
-    "import time\n"
+    # A shell that ran this in the background has let it ignore interrupts.
+    "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     + WRITE
     + "\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    path.write_text('[]')",
 )

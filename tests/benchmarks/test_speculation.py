@@ -22,7 +22,7 @@ from mlxrun.model.speculation import build
 def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
-    monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
+    monkeypatch.setattr("mlxrun.engine.build_drafts.find_device_problem", lambda: None)
     out = tmp_path / "report.json"
     given = ["speculation", "--scale", "0.1", "--repeat", "1", "--rows", "1", "--json", str(out)]
     given += ["--workload", "edit", "--workload", "prose"]
@@ -36,7 +36,7 @@ def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: py
 def test_a_draft_model_agrees_as_often_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
-    monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
+    monkeypatch.setattr("mlxrun.engine.build_drafts.find_device_problem", lambda: None)
     seconds = iter((0.05, 1.0, 1.0, 1.0))
     monkeypatch.setattr(build, "time_step", lambda *given: next(seconds))
     out = tmp_path / "report.json"
@@ -66,8 +66,8 @@ def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding by pages on a CPU, where drafts cost nothing."""
     chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
-    monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
-    monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *given: 0.0)
+    monkeypatch.setattr("mlxrun.engine.build_drafts.find_device_problem", lambda: None)
+    monkeypatch.setattr("mlxrun.engine.build_drafts.measure_row_cost", lambda *given: 0.0)
     monkeypatch.setattr(build, "time_draft", lambda *given: 0.0)
 
 

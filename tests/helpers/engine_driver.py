@@ -93,7 +93,7 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
     chosen = LoadCheckReport(methods, ())
     with (
         mock.patch("mlxrun.model.model_loading.choose_methods", lambda *given: chosen),
-        mock.patch("mlxrun.engine.build.find_device_problem", lambda: None),
+        mock.patch("mlxrun.engine.build_drafts.find_device_problem", lambda: None),
     ):
         return build_engine(made)
 

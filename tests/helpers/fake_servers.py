@@ -16,7 +16,7 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cluster.messages import WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.cluster.servers.server_actor import make_worker_app
 from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
-from mlxrun.cluster.servers.server_relay import make_front
+from mlxrun.cluster.servers.worker_relay import make_front
 from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.engine_state import ENGINE, LoadedEngine

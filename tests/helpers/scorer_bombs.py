@@ -18,6 +18,8 @@ from tests.helpers.batch_fakes import chat, run_in_process
 from tests.helpers.batches_server import ServerSetup
 
 LEVELS = 40
+# What each process of scorers begins with: imports take long on a busy machine, and are not the scorer's.
+SETUP = (f"{line_scores.__name__}:match_fields", {"expected": {}, "match": "json_schema"}, "{}")
 
 
 def make_bomb_schema(levels: int = LEVELS) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def make_bomb_schema(levels: int = LEVELS) -> dict[str, Any]:
 
 def set_limits(patch: pytest.MonkeyPatch, seconds: float, memory: int = 1_000_000_000) -> ScorerPool:
     """Replace the limits of mlxrun's own scorers."""
-    pool = ScorerPool(ScorerLimits(seconds, memory))
+    pool = ScorerPool(ScorerLimits(seconds, memory), setup=SETUP)
     patch.setattr(line_scores, "OWN", pool)
     return pool
 
@@ -51,7 +53,7 @@ class SameProcess(ScorerPool):
 def set_guard(seconds: float) -> None:
     """In a process of its own: the limit of time of scorers; 0: they have no process."""
     limits = ScorerLimits(seconds, 1_000_000_000)
-    line_scores.OWN = ScorerPool(limits) if seconds else SameProcess(limits)
+    line_scores.OWN = ScorerPool(limits, setup=SETUP) if seconds else SameProcess(limits)
     line_scores.SCORES = Lane("scores", 4)
 
 

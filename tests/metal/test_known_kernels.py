@@ -16,10 +16,10 @@ MAKERS = {"metal_kernel", "cuda_kernel", "precompiled_cuda_kernel"}
 # Where kernels are made, and the test file that runs them; then how their names begin.
 KNOWN_PLACES = {
     "model/fused/operations.py": "tests/metal/test_fused_layers.py",
-    "model/hooks/packed_product.py": "tests/metal/test_packed_product.py",
+    "model/hooks/skinny_gemm.py": "tests/metal/test_skinny_gemm.py",
     "model/kv/paged/attention_kernel.py": "tests/metal/test_paged_attention.py",
 }
-KNOWN_NAMES = {"layer_", "packed_product_", "paged_split_", "paged_join_"}
+KNOWN_NAMES = {"layer_", "skinny_gemm_", "paged_split_", "paged_join_"}
 
 
 def uses_a_maker(tree: ast.AST) -> bool:

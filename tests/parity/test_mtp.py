@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def free_drafts(monkeypatch: Patch) -> None:
     """The time of a tiny model's head is noise: it costs as little as one can."""
     monkeypatch.setattr(speculation_build, "time_draft", lambda *args: 0.0)
-    monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *args: 0.0)
+    monkeypatch.setattr("mlxrun.engine.build_drafts.measure_row_cost", lambda *args: 0.0)
 
 
 def make_engine(folder: Path, method: Any = "mtp", decode: Any = "paged", **options: Any) -> Engine:

@@ -18,7 +18,7 @@ import pytest
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.core.errors import ConfigError, RequestError
 from mlxrun.core.request import FinishReason, TokenEvent
-from mlxrun.engine import build
+from mlxrun.engine import build_drafts
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.draft_planner import DraftCounts
 from mlxrun.engine.scheduler.row_drafter import RowDrafter
@@ -49,7 +49,7 @@ COUNT = 16
 @pytest.fixture(autouse=True)
 def no_costs(monkeypatch: Patch) -> None:
     """What a drafted token costs recurrent layers, which is measured: nothing."""
-    monkeypatch.setattr(build, "measure_row_cost", lambda *given: 0.0)
+    monkeypatch.setattr(build_drafts, "measure_row_cost", lambda *given: 0.0)
 
 
 class EveryOtherToken:
@@ -201,7 +201,7 @@ def test_recurrent_layers_draft_where_that_gains_more_than_it_costs(
     zoo: Zoo, plain: Plain, monkeypatch: Patch, cost: float, drafts: bool
 ) -> None:
     without = plain("qwen3_next")
-    monkeypatch.setattr(build, "measure_row_cost", lambda *given: cost)
+    monkeypatch.setattr(build_drafts, "measure_row_cost", lambda *given: cost)
     same, counts = run_drafts(zoo, monkeypatch, "qwen3_next", without)
     assert same and bool(counts.drafted) == drafts
 

@@ -29,6 +29,7 @@ from tests.helpers.scorer_bombs import (
 
 FOREVER = 600.0  # seconds: a test that waited for it would fail
 SOON = 0.5
+STAYS = 2.0  # seconds: with the guard, a process has ended long before
 NO_GUARD = 0.0
 NOTE = "the scorer was ended 2 times: it took more than 0.5 s"
 
@@ -89,7 +90,7 @@ def test_without_a_process_a_signal_does_not_end_it(tmp_path: Path, start: Any) 
     process = start(run_job, job, NO_GUARD)
     wait_until(lambda: JobPaths(job).out.exists() and len(read_complete(JobPaths(job).out)) == 20)
     os.kill(process.pid, signal.SIGINT)
-    process.join(4)
+    process.join(STAYS)
     assert process.is_alive()
 
 
@@ -198,5 +199,5 @@ async def test_without_a_process_a_server_does_not_stop(tmp_path: Path, start: A
     (job,) = tmp_path.glob("batches/*/job/*.jsonl")
     wait_until(lambda: JobPaths(job).out.exists() and len(read_complete(JobPaths(job).out)) == 10)
     os.kill(process.pid, signal.SIGTERM)
-    process.join(4)
+    process.join(STAYS)
     assert process.is_alive()

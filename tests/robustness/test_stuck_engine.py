@@ -63,7 +63,7 @@ def test_the_twin_without_a_limit_stays(tmp_path: Path) -> None:
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.1)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.communicate(timeout=4)
+        process.communicate(timeout=2)
     process.kill()
     process.communicate()
     assert json.loads(status.read_text())["state"] == "loading"

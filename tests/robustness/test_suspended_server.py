@@ -58,41 +58,47 @@ def read_status(connection: socket.socket) -> int:
     return int(data.split(b" ", 2)[1]) if b" " in data else 0
 
 
-@pytest.mark.parametrize(
-    ("twin", "wanted"),
-    [("", (200, 200, 200)), ("processes.GAP = float('inf')", (504, 200, 200))],
-    ids=["guard", "twin"],
-)
-def test_time_limits_stand_still(twin: str, wanted: tuple[int, ...]) -> None:
-    """Of a body of which half has come, and of an idle connection; a new one is taken as well."""
-    command = [sys.executable, "-c", SITE.format(twin=twin)]
+TWINS = {"": (200, 200, 200), "processes.GAP = float('inf')": (504, 200, 200)}
+
+
+def test_time_limits_stand_still() -> None:
+    """Of a body of which half has come, and of an idle connection; a new one is taken as well. The twin
+    counts the time; both servers are suspended at once."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))}
-    with (
-        ExitStack() as opened,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            host, port = process.stdout.readline().strip().removeprefix("http://").split(":")
+    with ExitStack() as opened:
 
-            def connect() -> socket.socket:
-                return opened.enter_context(socket.create_connection((host, int(port))))
+        def connect(site: subprocess.Popen[str]) -> socket.socket:
+            return opened.enter_context(socket.create_connection((host[site], port[site])))
 
-            half, idle = connect(), connect()
+        sites, host, port = [], {}, {}
+        for twin in TWINS:
+            command = [sys.executable, "-c", SITE.format(twin=twin)]
+            made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            sites.append(opened.enter_context(made))
+            opened.callback(made.kill)
+        for site in sites:
+            assert site.stdout is not None
+            host[site], _, number = site.stdout.readline().strip().removeprefix("http://").partition(":")
+            port[site] = int(number)
+        connections = []
+        for site in sites:
+            half, idle = connect(site), connect(site)
             idle.sendall(REQUEST)
             assert read_status(idle) == 200
             half.sendall(REQUEST[:-9])
-            time.sleep(0.3)
-            os.kill(process.pid, signal.SIGSTOP)
-            new = connect()
-            for connection, data in ((half, REQUEST[-9:]), (idle, REQUEST), (new, REQUEST)):
+            connections.append([half, idle])
+        time.sleep(0.3)
+        for site in sites:
+            os.kill(site.pid, signal.SIGSTOP)
+        for site, three in zip(sites, connections, strict=True):
+            three.append(connect(site))
+            for connection, data in zip(three, (REQUEST[-9:], REQUEST, REQUEST), strict=True):
                 connection.sendall(data)
-            time.sleep(3.2)
-            os.kill(process.pid, signal.SIGCONT)
+        time.sleep(3.2)
+        for site in sites:
+            os.kill(site.pid, signal.SIGCONT)
             count("suspensions")
-            assert tuple(map(read_status, (half, idle, new))) == wanted
-        finally:
-            process.kill()
+        assert [tuple(map(read_status, three)) for three in connections] == [*TWINS.values()]
 
 
 @pytest.fixture(scope="module")

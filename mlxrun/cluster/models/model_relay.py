@@ -94,9 +94,6 @@ class ModelRelay(Relay):
         self.models = pool
         self._waiting: dict[str, tuple[str, ActiveCount]] = {}  # by request's id: its key's name, its end
 
-    def is_refused(self, surface: Surface) -> bool:
-        return False
-
     def wrap_surface(self, surface: Surface) -> Surface:
         found = super().wrap_surface(surface)
         if surface.name != "admin":

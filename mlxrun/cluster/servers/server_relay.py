@@ -1,11 +1,9 @@
-"""The front of a server on several workers: mlxrun's own application, whose endpoints relay to a worker's.
+"""The front of a server on several processes: mlxrun's own application, whose endpoints relay to a worker's.
 
 The front checks keys, hosts and sizes and knows all paths, as without workers. The worker, which has the same
 application, answers. Bytes pass as they come. A client that disconnects cancels the handler here; this closes
-the connection to the worker, which then cancels the request.
-
-A request goes to another worker if its worker died before an answer, or was full. Stored responses and
-conversations are on the worker whose number is in their ids. Files and batches are refused.
+the connection to the worker, which then cancels the request. Stored responses and conversations are on the
+worker whose number is in their ids.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ from yarl import URL
 
 from mlxrun import __version__
 from mlxrun.cluster.servers.merged_metrics import MergedMetrics, PastCounts
-from mlxrun.cluster.servers.prefix_router import hash_prefixes
-from mlxrun.cluster.servers.relayed_answer import NOT_SENT, pass_on
-from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
+from mlxrun.cluster.servers.relayed_answer import NOT_SENT
 from mlxrun.config.settings import Config
-from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
+from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints.admin import WARM_PATH
@@ -45,27 +41,6 @@ FRONT = "front"  # the label `worker` of requests that failed at the front
 OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 15.0  # that a connection to a worker stays open; a worker closes it later
-MOST_LOST = 2  # workers that die with one request before it fails, as it may be what kills them
-_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
-
-
-class PoolState(EngineState):
-    """The engine's state at the front: ready while a worker is."""
-
-    def __init__(self, pool: ServerPool) -> None:
-        super().__init__()
-        self._pool = pool
-
-    def find_unavailability(self) -> MlxrunError | None:
-        found = super().find_unavailability()
-        if found is None and not self._pool.is_ready and not self._pool.is_restarting:
-            return NotReady("no worker is ready: try again soon")
-        return found
-
-
-def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application:
-    """Make the front's application. `secret`: the workers' secret."""
-    return make_relay_app(config, WorkerRelay(pool, secret), PoolState(pool))
 
 
 def make_relay_app(
@@ -125,8 +100,6 @@ class Relay:
         return replace(surface, endpoints=tuple(endpoints))
 
     def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
-        if self.is_refused(surface):
-            return self._refuse
         if surface.name in self.unchanged:
             return endpoint.handler
         return self.list_own().get(endpoint.path, self.relay)
@@ -145,14 +118,8 @@ class Relay:
         }
 
     def is_refused(self, surface: Surface) -> bool:
-        """Whether the front has no such API: files and batches, which belong to one engine."""
-        return "batches" in surface.switches
-
-    async def _refuse(self, request: web.Request) -> web.StreamResponse:
-        raise NotFound(
-            f"{request.path} is not available with --ray: files and batches belong to one engine. Run jobs "
-            "with `mlxrun batch --ray`, or a server without --ray"
-        )
+        """Whether the front has no such API."""
+        return False
 
     # One worker
 
@@ -277,41 +244,6 @@ class Relay:
         if not answers:
             raise NotFound(f"{request.path} does not exist: no {self.label} is loaded")
         return choose_answer(answers)
-
-
-class WorkerRelay(Relay):
-    """The handlers of the front of equal workers."""
-
-    def __init__(self, pool: ServerPool, secret: str) -> None:
-        super().__init__(pool.slots, secret)
-        self._pool = pool
-
-    async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
-        body, fields = await read_fields(request)
-        found = self.find_owner(request, fields)
-        owner = None if found is None else self._pool.slots[found.number]
-        prefixes = hash_prefixes(fields)
-        tried: set[ServerSlot] = set()
-        lost = 0
-        while True:
-            slot = owner or await self._pool.choose(prefixes, tried)
-            if slot is None or slot in tried:
-                raise NotReady("the worker of this request has ended, and no other is ready: try again soon")
-            tried.add(slot)
-            with self._pool.reserve(slot, prefixes):
-                try:
-                    upstream = await self.send(request, slot, body)
-                except aiohttp.ClientError as error:  # nothing of an answer has come
-                    lost += not isinstance(error, _UNREACHED)
-                    if lost == MOST_LOST:
-                        text = f"{MOST_LOST} workers died while they had this request"
-                        raise InternalError(text, error, code="worker_died") from error
-                    continue
-                async with upstream:
-                    others = (s for s in self._pool.slots if s.state == "ready" and s not in tried)
-                    if upstream.status == 503 and owner is None and any(others):
-                        continue
-                    return await pass_on(request, upstream)
 
 
 def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:

@@ -108,7 +108,7 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._get_tracked(request_id)
         if tracked is None or tracked.running or not tracked.storable:
             return False
-        if self._planned and (self._waits_for_cache_position(tracked) or self.waits_for_prompt(tracked)):
+        if self._planned and (self._waits_for_cache_position(tracked) or self._waits_for_prompt(tracked)):
             return True
         return self._logprobs.has_owners and self._logprobs.waits_for_owner(tracked, self._match(tracked))
 
@@ -143,7 +143,7 @@ class PrefixCache(PrefixCacheInterface):
                     return False
         return False
 
-    def waits_for_prompt(self, tracked: TrackedRequest) -> bool:
+    def _waits_for_prompt(self, tracked: TrackedRequest) -> bool:
         """Whether a running prompt begins with what a waiting request needs next, such as the same examples,
         and both part where nobody knew beforehand. Hits must be able to end there."""
         if tracked.book is not None or self._grid_only or self._index.has_states:

@@ -5,7 +5,7 @@ is a node in the graph of every forward, and costs time of the host. A decode st
 host. Here the view is made once.
 
 In reproducible mode on CUDA, the layers of a model with plain weights multiply the rows of decode steps by
-the kernel of packed_product.py. There a row has the same bits in any company, so that steps need not be
+the kernel of skinny_gemm.py. There a row has the same bits in any company, so that steps need not be
 padded to one width.
 
 The libraries' layers compute attention with a soft cap (Gemma 2) by hand. While rows decode, they attend to
@@ -21,7 +21,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxrun.model.hooks.attention import RowKeysCache
-from mlxrun.model.hooks.packed_product import can_multiply_plain, multiply_evenly
+from mlxrun.model.hooks.skinny_gemm import can_multiply_plain, multiply_evenly
 
 _CAPPED = ("mlx_lm.models.gemma2", "mlx_vlm.models.gemma2.language")  # whose class `Attention` has a cap
 

@@ -21,11 +21,12 @@ from mlxrun.model.hooks.derived_layers import hook_even_products, hook_softcaps,
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
+from mlxrun.model.hooks.product_timing import ProductTimes
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.tower_blocks import hook_blocks
-from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm, settle_weights
+from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
 
 

@@ -22,7 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.hooks.derived_layers import mix_in
-from mlxrun.model.hooks.packed_product import MOST_ROWS, can_multiply_packed, multiply_packed
+from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_packed, multiply_few_rows
 from mlxrun.model.machine.device import StreamSpread
 
 ProductMethod = Literal["library", "flat", "packed", "dequantized"]
@@ -40,7 +40,7 @@ class MethodTable:
     """The method for each number of rows, as (most rows, method), ascending. The last one has no limit.
 
     `library`: the library's call; MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
-    `[rows, D]`, padded to MIN_MATRIX_ROWS. `packed`: by the kernel of packed_product.py, or where it does not
+    `[rows, D]`, padded to MIN_MATRIX_ROWS. `packed`: by the kernel of skinny_gemm.py, or where it does not
     cover the layer, by the faster of these two. `dequantized`: with the weight dequantized for this call.
     """
 
@@ -168,7 +168,7 @@ def forget_methods(model: nn.Module) -> None:
 @contextmanager
 def use_row_products(model: nn.Module) -> Iterator[None]:
     """Within the block, no row of a decode step changes the rounding of another. Layers multiply by the
-    kernel of packed weights if it serves them, else as the library does."""
+    kernel of skinny_gemm.py if it serves them, else as the library does."""
     with keep_methods(model):
         for module in list_routed(model):
             if module.table.choose(1) != "packed" or not can_multiply_packed(module, module["scales"].dtype):
@@ -197,7 +197,7 @@ def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
     flat = x.reshape(rows, x.shape[-1])
     if method == "packed":
         if rows <= MOST_ROWS and can_multiply_packed(layer, x.dtype):
-            return multiply_packed(layer, flat).reshape(*x.shape[:-1], -1)
+            return multiply_few_rows(layer, flat).reshape(*x.shape[:-1], -1)
         method = "library" if rows < FLAT_ROWS else "flat"
     if method == "library":
         return _multiply_quantized(layer, x)

@@ -6,14 +6,11 @@ reproducible mode the backend alone decides, because times and memory differ bet
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, get_args
 
 import mlx.core as mx
@@ -22,14 +19,20 @@ import mlx.nn as nn
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
-from mlxrun.model.hooks.packed_product import MOST_ROWS, can_multiply_packed
+from mlxrun.model.hooks.product_timing import (
+    HELD,
+    HOPELESS,
+    WIDTHS,
+    ProductTimes,
+    is_one_row_faster,
+    time_products,
+)
 from mlxrun.model.hooks.quantized_layers import (
     FLAT_ROWS,
     MAX_TRANSIENT,
     MethodTable,
     ProductMethod,
     count_weights,
-    dequantize_weight,
     describe_quantization,
     hold_dequantized,
     hook_experts,
@@ -38,8 +41,8 @@ from mlxrun.model.hooks.quantized_layers import (
     list_experts,
     list_products,
     list_quantized,
-    multiply,
 )
+from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_packed
 from mlxrun.model.machine.decisions import (
     Decision,
     Machine,
@@ -47,25 +50,13 @@ from mlxrun.model.machine.decisions import (
     WeightsInMemory,
     decide_weights,
 )
-from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory, warm_device
+from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
 
 log = logging.getLogger(__name__)
 
-WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
-PRODUCTS = 3
-ProductTimes = Mapping[str, Mapping[int, float]]  # seconds by method, and by rows
-HELD = "held"  # the name of dequantized weights among the timed methods
+PRODUCTS = 3  # whose shapes take most of the work, and which are timed
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
 HELD_WORTH = 0.95  # the same for dequantized weights, on average
-# On CUDA, quantized products of one row take at most this share of the time of dequantized ones, or weights
-# are held: more rows gain less, since one row waits for nothing but weights. Small products take the time of
-# their launch in either form; at full speed, weights of 4 and 8 bit take 0.28 and 0.53 of it.
-CLEARLY_FASTER = 0.75
-HOPELESS = 4.0  # a method that takes so many times the best one's time is not timed
-SECONDS = 0.6  # after which nothing is timed with more rows
-GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
-SLOW_SECONDS = 0.3  # after which no graph is timed again
-CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
 # Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, padded to 8 rows.
 # 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
 FIXED_TABLES: Mapping[str, MethodTable] = {
@@ -77,7 +68,6 @@ FIXED_TABLES: Mapping[str, MethodTable] = {
 # weights or faster, in a quarter of the memory. 8B in 4 bit on an H200, tokens/s with 1, 8 and 32 rows: 197,
 # 1,593 and 3,258, and 191, 874 and 2,792 with weights held dequantized.
 PACKED_TABLE = MethodTable(((MOST_ROWS, "packed"), (256, "dequantized")))
-PACKED_WIDTHS = (1, 8, 32)  # rows of decode steps, for which the kernel and dequantized weights are timed
 # Of experts that stay quantized, by tokens an expert. 128 experts of three weights, 2048 x 768 in 4 bit, on
 # an H200, 8 for each token: 64 tokens take 1.4 ms by the library, whose time grows with their number, and 1.9
 # by sorted indices with plain weights, which take 0.4 to make; 512 tokens 8.2 and 2.7 + 0.4. Both take as
@@ -130,10 +120,11 @@ def settle_weights(
     backend = get_backend()
     layers, decided = plan_weights(model, config, dtype)
     seconds: ProductTimes = {}
-    table, held = get_default_table(model, dtype), decided.value == "held"
+    products = pick_products(model)
+    table, held = get_default_table(products, dtype), decided.value == "held"
     if decided.value in ("timed", "timed_methods"):
         may_hold = decided.value == "timed"
-        seconds = known or time_products(model, dtype, may_hold)
+        seconds = known or time_products(products, table, dtype, may_hold)
         table = choose_table(seconds, table)
         may_gain = backend != "cuda" or "packed" in seconds or is_one_row_faster(seconds)
         held = may_hold and (not may_gain or is_held_faster(seconds))
@@ -184,85 +175,7 @@ def _make_refusal(needed: int, limit: int) -> ConfigError:
     )
 
 
-def get_default_table(model: nn.Module, dtype: mx.Dtype) -> MethodTable:
-    """The methods of this backend where nothing is timed."""
-    layers = _pick_layers(model)
-    if layers and all(can_multiply_packed(layer, dtype) for layer in layers):
-        return PACKED_TABLE
-    return FIXED_TABLES[get_backend()]
-
-
-# -- timing ---------------------------------------------------------------------------------------------
-
-
-def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
-    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`: also
-    time dequantized weights, which take their memory meanwhile.
-
-    A method is not timed with many rows if it was far slower with fewer rows than the best one is with many.
-    On CUDA, more rows have kernels to compile. So they are timed only if quantized weights are faster with
-    one row.
-    """
-    backend, default = get_backend(), get_default_table(model, dtype)
-    is_cpu, is_packed = backend == "cpu", default is PACKED_TABLE
-    layers = [_cut(layer) if is_cpu else layer for layer in _pick_layers(model)]
-    held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
-    mx.eval(held)
-    warm_device()
-    found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
-    spent = 0.0
-    for rows in (PACKED_WIDTHS if is_packed else WIDTHS) if layers else ():
-        inputs = [_make_rows(layer, rows, dtype) for layer in layers]
-        best = math.inf
-        # A device that slept is slow for what comes first.
-        turns = 2 if rows == 1 and backend == "cuda" else 1
-        for name, times in [*found.items()] * turns:
-            least = max((value for r, value in times.items() if r < rows), default=0.0)
-            if least > HOPELESS * best or not _is_candidate(name, rows, default):
-                continue
-            lasted, elapsed = time_graph(partial(_multiply_all, layers, held, inputs, name))
-            times[rows] = min(lasted, times.get(rows, math.inf))
-            best, spent = min(best, lasted), spent + elapsed
-        if spent > SECONDS:
-            break
-        if rows == 1 and backend == "cuda" and not is_packed:
-            if not is_one_row_faster(found):
-                break
-            log.info("weights: timing more rows; MLX compiles for a minute what it has not kept of kernels")
-    timed = {name: dict(sorted(times.items())) for name, times in found.items() if times}
-    return {name: bound_by_more_rows(times) for name, times in timed.items()} if is_cpu else timed
-
-
-def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by rows, none of them more than with more rows. On a CPU, such a difference comes from other
-    processes."""
-    rows = sorted(times, reverse=True)
-    least = itertools.accumulate((times[n] for n in rows), min)
-    return dict(reversed(list(zip(rows, least, strict=True))))
-
-
-def _multiply_all(
-    layers: Sequence[Any], held: Sequence[mx.array], inputs: Sequence[mx.array], name: Any
-) -> list[mx.array]:
-    if name == HELD:
-        return [x @ weight.T for x, weight in zip(inputs, held, strict=True)]
-    return [multiply(layer, x, name) for layer, x in zip(layers, inputs, strict=True)]
-
-
-def _is_candidate(name: str, rows: int, default: MethodTable) -> bool:
-    """Whether to time a method with so many rows. On CUDA each one has kernels to compile, some for a minute;
-    the default table holds for that backend, and only dequantized weights are compared with it."""
-    return name == HELD or get_backend() != "cuda" or name == default.choose(rows)
-
-
-def _list_methods(may_hold: bool) -> list[str]:
-    """What may be of use on this device: on a CPU, rows gain nothing by being one matrix."""
-    useless = {"cpu": ("flat", "packed"), "metal": ("packed",)}.get(get_backend(), ())
-    methods = [method for method in get_args(ProductMethod) if method not in useless]
-    return [HELD, *methods] if may_hold else methods
-
-
-def _pick_layers(model: nn.Module) -> list[Any]:
+def pick_products(model: nn.Module) -> list[Any]:
     """One layer of each of the shapes that take most of the work."""
     layers: list[Any] = [layer for layer in list_products(model) if count_weights(layer) <= MAX_TRANSIENT]
     work: Counter[tuple[Any, ...]] = Counter()
@@ -272,46 +185,15 @@ def _pick_layers(model: nn.Module) -> list[Any]:
     return [by_shape[shape] for shape, _ in work.most_common(PRODUCTS)]
 
 
-def _cut(layer: Any) -> Any:
-    """The layer with its first outputs only. On a CPU, whole products of large layers take long."""
-    cut: Any = nn.Module()
-    cut.bits, cut.mode, cut.group_size = layer.bits, layer.mode, layer.group_size
-    for name in ("weight", "scales", "biases"):
-        if layer.get(name) is not None:
-            cut[name] = layer[name][:CPU_OUTPUTS]
-    mx.eval(cut.parameters())
-    return cut
-
-
 def _get_shape(layer: Any) -> tuple[Any, ...]:
     return (*layer["weight"].shape, layer.bits, layer.mode, layer.group_size)
 
 
-def _make_rows(layer: Any, rows: int, dtype: mx.Dtype) -> mx.array:
-    """Activations in the shape of a decode step."""
-    size = layer["weight"].shape[1] * 32 // layer.bits
-    made = mx.ones((rows, 1, size), dtype)
-    mx.eval(made)
-    return made
-
-
-def time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
-    """Seconds of one graph, the best of several, and the seconds that timing it took without compiling."""
-    mx.eval(compute())  # compiles, and allocates
-    start = time.perf_counter()
-    mx.eval(compute())
-    best = time.perf_counter() - start
-    repeats = max(min(MAX_REPEATS, int(GRAPH_SECONDS / best)), 1)
-    for _ in range(GRAPHS):  # other processes may have had the processor meanwhile
-        begin = time.perf_counter()
-        if begin - start > SLOW_SECONDS:
-            break
-        mx.eval([compute() for _ in range(repeats)])
-        best = min(best, (time.perf_counter() - begin) / repeats)
-    return best, time.perf_counter() - start
-
-
-# -- choice ---------------------------------------------------------------------------------------------
+def get_default_table(products: Sequence[Any], dtype: mx.Dtype) -> MethodTable:
+    """The methods of this backend where nothing is timed. `products`: what `pick_products` has picked."""
+    if products and all(can_multiply_packed(layer, dtype) for layer in products):
+        return PACKED_TABLE
+    return FIXED_TABLES[get_backend()]
 
 
 def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
@@ -328,13 +210,6 @@ def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTabl
             entries.pop()
         entries.append((rows, best))
     return MethodTable(tuple(entries))
-
-
-def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether the library's call of one row is clearly faster than with dequantized weights, or was not
-    timed."""
-    library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
-    return library <= CLEARLY_FASTER * held
 
 
 def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:

@@ -21,7 +21,8 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
-from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm
+from mlxrun.model.hooks.product_timing import ProductTimes
+from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter

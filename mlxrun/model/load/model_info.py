@@ -234,11 +234,6 @@ def load_model_info(
     speech = read_speech_model(folder, config, settings)
     pooled = None if speech is not None else read_pooled_model(folder, config, settings, tokenizer)
     generates = speech is None and (pooled is None or pooled.generates)
-    context_length = read_context_length(settings, config)
-    if pooled is not None and not pooled.generates:
-        context_length = pooled.max_tokens
-    if speech is not None:
-        context_length = speech.context_length
     processor = load_processor(folder, config, settings) if kind.vision else None
     digests = make_digests(settings, folder, template, gguf, weights)
     if digest:
@@ -249,7 +244,7 @@ def load_model_info(
         tokenizer=tokenizer,
         chat_template=template,
         eos_ids=collect_eos_ids(folder, config, generation, tokenizer),
-        context_length=context_length,
+        context_length=_get_context_length(settings, config, pooled, speech),
         vision=kind.vision,
         defaults=read_sampling_defaults(folder, generation),
         name=settings.names[0] if settings.names else own_name,
@@ -269,6 +264,18 @@ def load_model_info(
         processor_digest=digest_processor(folder) if kind.vision else b"",
         read_at=read_at,
     )
+
+
+def _get_context_length(
+    settings: ModelSettings,
+    config: Mapping[str, Any],
+    pooled: PooledModel | None,
+    speech: SpeechModel | None,
+) -> int:
+    usual = read_context_length(settings, config)
+    if speech is not None:
+        return speech.context_length
+    return usual if pooled is None or pooled.generates else pooled.max_tokens
 
 
 def _read_folder(settings: ModelSettings, folder: Path, weights: bool) -> tuple[dict[str, Any], ModelKind]:

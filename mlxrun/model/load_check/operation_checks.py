@@ -25,7 +25,6 @@ import numpy as np
 from mlxrun.model.hooks import attention
 from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
-from mlxrun.model.hooks.packed_product import KERNELS, MOST_ROWS, multiply_evenly
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
@@ -34,6 +33,7 @@ from mlxrun.model.hooks.quantized_layers import (
     list_routed,
     multiply_routed,
 )
+from mlxrun.model.hooks.skinny_gemm import KERNELS, MOST_ROWS, multiply_evenly
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
 from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.paged.paged_cache import Attend
@@ -311,7 +311,7 @@ def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
     """By method: the difference, and its limit."""
     least = 1
     for most, method in layer.table.entries if "scales" in layer else ((MOST_ROWS, "packed"),):
-        # Each kernel of the packed product is other code.
+        # Each kernel of the skinny GEMM is other code.
         for rows in (
             (least, *(rows + 1 for rows in KERNELS if rows < most)) if method == "packed" else (least,)
         ):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -17,24 +17,32 @@ from mlxrun.cluster.ray.ray_client import RayWatch, find_unreachable, leave_ray,
 ANSWER = b"\0\0\0\4\0\0\0\0\0"  # the empty settings of an HTTP/2 server
 
 
-@asynccontextmanager
-async def listen() -> AsyncIterator[tuple[str, int]]:
-    """The host and port of what answers as a service of Ray does, until the block ends."""
+@contextmanager
+def listen() -> Iterator[tuple[str, int]]:
+    """The host and port of what answers as a service of Ray does, until the block ends: in a thread, so that
+    each greeting has an answer whatever the test's own loop does."""
+    ended = threading.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(ANSWER)
-        writer.close()
-        await writer.wait_closed()
+    def serve() -> None:
+        while not ended.is_set():
+            connection, _ = server.accept()
+            with connection, suppress(ConnectionError):
+                connection.recv(100)
+                connection.sendall(ANSWER)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()
-    server.close()
-    await server.wait_closed()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()
+        finally:
+            ended.set()
+            socket.create_connection(server.getsockname()).close()
+            thread.join()
 
 
 async def test_replies_come_while_ray_is_there() -> None:
-    async with listen() as service:
+    with listen() as service:
         watch = RayWatch({"Ray has ended": service}, pause=0.0)
         assert await watch.wait_reply(asyncio.sleep(0.2, "reply")) == "reply"
         assert await watch.run_aside(lambda left, right: left + right, 1, 2) == 3
@@ -51,18 +59,18 @@ async def fail() -> None:
 @pytest.mark.parametrize("first", [True, False])
 async def test_no_reply_is_awaited_once_a_service_has_ended(first: bool) -> None:
     """Neither of an actor nor of a function of Ray that blocks, and leaving Ray does not block either."""
-    async with listen() as other:
-        async with listen() as service:
+    with listen() as other:
+        with listen() as service:
             services = {"Ray has ended": service, "the other has ended": other}
             watch = RayWatch(services if first else dict(reversed(services.items())), pause=0.0)
             waiting = asyncio.create_task(watch.wait_reply(asyncio.Event().wait()))
             await asyncio.sleep(0.1)
             assert not waiting.done()
         with pytest.raises(RayEnded, match="^Ray has ended") as ended:
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
         assert ended.value.exit_code == 3
         blocked = threading.Event()
-        await asyncio.wait_for(leave_ray(SimpleNamespace(shutdown=blocked.wait), watch), 10)
+        await asyncio.wait_for(leave_ray(SimpleNamespace(shutdown=blocked.wait), watch), 60)
         blocked.set()
 
 

@@ -243,50 +243,63 @@ SUSPENDED_CODE = """
 from mlxrun.core import processes
 from mlxrun.jobs.scoring.scorer_process import *
 {twin}
-pool = ScorerPool(ScorerLimits(1.5, 10**9))
+pool = ScorerPool(ScorerLimits({limit}, 10**9))
 print(pool.call("os:getpid"), flush=True)
 try:
-    print(pool.call("slow_scorer:note_and_sleep"))
+    print(pool.call("suspending_scorer:suspend", {whole}))
 except ScorerEnded as error:
     print(error)
 print(pool.call("os:getpid"), flush=True)
 """
-SLOW = """
-import pathlib, time
+# The first call suspends the process that made it, and itself: at the same moment on any machine.
+SUSPENDING = """
+import os, pathlib, signal
 
-def note_and_sleep():
-    pathlib.Path("called").touch()
-    time.sleep(1.0)
+def suspend(whole):
+    called = pathlib.Path(f"called-{os.getppid()}")
+    if not called.exists():
+        called.touch()
+        os.kill(os.getppid(), signal.SIGSTOP)
+        if whole:
+            os.kill(os.getpid(), signal.SIGSTOP)
 """
 COUNTED = "processes.GAP = float('inf')"
+LIMIT, SUSPENDED = 2.0, 3.2  # seconds: longer than the child's alarm, which rings a second behind the limit
 
 
-@pytest.mark.parametrize(
-    ("twin", "whole", "said"),
-    [("", True, "None"), (COUNTED, True, "it took more than 1.5 s"), ("", False, "None")],
-    ids=["both", "twin", "parent"],
-)
-def test_suspended_time_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str, whole: bool, said: str
-) -> None:
+def is_suspended(pid: int) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.startswith("T")
+
+
+def test_suspended_time_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the child was suspended too, its alarm has ended it, and the call begins anew. If only the parent
-    was, the reply is there already."""
-    (tmp_path / "slow_scorer.py").write_text(SLOW)
+    was, the reply is there already. The twin counts the time. All three are suspended at once."""
+    (tmp_path / "suspending_scorer.py").write_text(SUSPENDING)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
-    command = [sys.executable, "-c", SUSPENDED_CODE.format(twin=twin)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        wait_until((tmp_path / "called").exists)
-        stopped = [parent.pid, child] if whole else [parent.pid]
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(3.2)  # longer than the child's alarm
+    with contextlib.ExitStack() as opened:
+
+        def start(whole: bool, twin: str = "") -> tuple[Any, int, list[int]]:
+            """A process, its child, and which of them are suspended."""
+            code = SUSPENDED_CODE.format(twin=twin, whole=whole, limit=LIMIT)
+            command = [sys.executable, "-c", code]
+            made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+            process: Any = opened.enter_context(made)
+            opened.callback(process.kill)
+            child = int(process.stdout.readline())
+            return process, child, [process.pid, child] if whole else [process.pid]
+
+        both, twin, parent = all_three = [start(True), start(True, COUNTED), start(False)]
+        stopped = [pid for *_, pids in all_three for pid in pids]
+        wait_until(lambda: all(map(is_suspended, stopped)))
+        time.sleep(SUSPENDED)
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        assert parent.stdout.readline() == f"{said}\n"
-        assert (int(parent.stdout.readline()) == child) is (not whole)
-        assert parent.wait(60) == 0
+        found = [process.communicate(timeout=60)[0].splitlines() for process, *_ in all_three]
+        assert [process.returncode for process, *_ in all_three] == [0, 0, 0]
+        assert [said for said, _ in found] == ["None", "it took more than 2 s", "None"]
+        kept = [int(after) == child for (_, after), (_, child, _) in zip(found, all_three, strict=True)]
+        assert kept == [False, False, True]
 
 
 @pytest.mark.parametrize(("code", "hint"), [("os._exit(7)", False), ("os.kill(os.getpid(), 9)", True)])

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxrun.model.hooks import derived_layers, packed_product
+from mlxrun.model.hooks import derived_layers, skinny_gemm
 from mlxrun.model.hooks.derived_layers import (
     forget_even_products,
     hook_even_products,
@@ -106,9 +106,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(x.shape[0])
         return x @ layer["weight"].T
 
-    monkeypatch.setattr(packed_product, "multiply_packed", multiply)
-    monkeypatch.setattr(derived_layers, "can_multiply_plain", packed_product.can_multiply_plain)
-    monkeypatch.setattr(packed_product, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
+    monkeypatch.setattr(derived_layers, "can_multiply_plain", skinny_gemm.can_multiply_plain)
+    monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "cuda")
     return found
 
 

@@ -13,19 +13,16 @@ import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlxrun.core.errors import ConfigError
-from mlxrun.model.hooks import weight_form
+from mlxrun.model.hooks import product_timing, weight_form
+from mlxrun.model.hooks.product_timing import HELD, PACKED_WIDTHS, WIDTHS, bound_by_more_rows
 from mlxrun.model.hooks.quantized_layers import MethodTable, ProductMethod
 from mlxrun.model.hooks.weight_form import (
     EXPERT_TABLES,
     FIXED_TABLES,
-    HELD,
-    WIDTHS,
     WeightForm,
-    bound_by_more_rows,
     choose_table,
     is_held_faster,
     settle_weights,
-    time_products,
 )
 from tests.helpers import engine_driver
 
@@ -118,12 +115,24 @@ def make_model() -> nn.Module:
     return model
 
 
+def time_products() -> Mapping[str, Mapping[int, float]]:
+    products = weight_form.pick_products(make_model())
+    return product_timing.time_products(
+        products, weight_form.get_default_table(products, mx.float32), mx.float32
+    )
+
+
+def pretend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (weight_form, product_timing):
+        monkeypatch.setattr(module, "get_backend", lambda: backend)
+
+
 def test_products_are_timed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = time_products(make_model(), mx.float32)
+    seconds = time_products()
     assert set(seconds) == {"library", "dequantized", HELD}, "rows as a matrix gain nothing on a CPU"
     assert all(value > 0 for times in seconds.values() for value in times.values())
-    monkeypatch.setattr(weight_form, "SECONDS", -1)
-    assert {rows for times in time_products(make_model(), mx.float32).values() for rows in times} == {1}
+    monkeypatch.setattr(product_timing, "SECONDS", -1)
+    assert {rows for times in time_products().values() for rows in times} == {1}
 
 
 def test_other_processes_do_not_make_few_rows_look_slow() -> None:
@@ -137,12 +146,12 @@ def test_other_processes_do_not_make_few_rows_look_slow() -> None:
         time.sleep(0.05 if len(calls) < 4 else 0.0)  # the first ones, as beside other processes
         return []
 
-    assert weight_form.time_graph(compute)[0] < 0.04
+    assert product_timing.time_graph(compute)[0] < 0.04
 
 
 def test_what_may_not_be_held_is_not_dequantized_to_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where the config forbids it, nor where the memory does not suffice."""
-    monkeypatch.setattr(weight_form, "dequantize_weight", lambda *given: pytest.fail("dequantized"))
+    monkeypatch.setattr(product_timing, "dequantize_weight", lambda *given: pytest.fail("dequantized"))
     seconds = settle_weights(make_model(), make_config(dequantize="never"), mx.float32).seconds
     assert set(seconds) == {"library", "dequantized"}
     config = engine_driver.make_config(Path("model"), memory_limit=1000)
@@ -155,16 +164,16 @@ def test_hopeless_methods_are_not_timed_with_more_rows(monkeypatch: pytest.Monke
         costs = {"library": 1.0, "flat": 9.0, "dequantized": 2.0}
         return (3.0 if name == HELD else costs[name] * inputs[0].shape[0]), 0.0
 
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
-    monkeypatch.setattr(weight_form, "time_graph", compute)
-    seconds = time_products(make_model(), mx.float32)
+    pretend("metal", monkeypatch)
+    monkeypatch.setattr(product_timing, "time_graph", compute)
+    seconds = time_products()
     assert set(seconds[HELD]) == set(WIDTHS)
     assert set(seconds["library"]) == {1, 2, 4, 8, 32} and set(seconds["flat"]) == {1, 4, 8, 32}
 
 
 def test_on_cuda_only_kernels_that_are_used_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     time_by(BOUND_BY_MEMORY, monkeypatch)
-    seconds = time_products(make_model(), mx.float32)
+    seconds = time_products()
     assert {name: set(times) for name, times in seconds.items()} == {
         HELD: set(WIDTHS),
         "library": {1, 2},
@@ -181,8 +190,8 @@ def time_by(curve: Curve, monkeypatch: pytest.MonkeyPatch) -> None:
         *_, inputs, name = graph.args
         return curve.get(name, {}).get(inputs[0].shape[0], 1), 0.0
 
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(weight_form, "time_graph", time_graph)
+    pretend("cuda", monkeypatch)
+    monkeypatch.setattr(product_timing, "time_graph", time_graph)
 
 
 @pytest.mark.parametrize("curve", [LARGE_ON_CUDA, SMALL_ON_CUDA, {"library": {1: 7.9}, HELD: {1: 10.4}}])
@@ -223,8 +232,8 @@ def test_on_cuda_the_kernel_of_packed_weights_is_used_unless_it_decodes_slower(
         form = settle_weights(make_model(), make_config(), mx.float32)
     assert form.held is held and form.table == weight_form.PACKED_TABLE
     assert {name: set(times) for name, times in form.seconds.items()} == {
-        HELD: set(weight_form.PACKED_WIDTHS),
-        "packed": set(weight_form.PACKED_WIDTHS),
+        HELD: set(PACKED_WIDTHS),
+        "packed": set(PACKED_WIDTHS),
     }
     assert "compiles" not in caplog.text
     again = settle_weights(make_model(), make_config(), mx.float32, form.seconds)
@@ -236,8 +245,8 @@ def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is the fixed one then, whatever the times are."""
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(weight_form, "time_graph", lambda graph: pytest.fail("timed"))
+    pretend("cuda", monkeypatch)
+    monkeypatch.setattr(product_timing, "time_graph", lambda graph: pytest.fail("timed"))
     config = engine_driver.make_config(Path("model"), **{"memory_limit": 10**9} | options)
     form = settle_weights(make_model(), config, mx.float32)
     assert (form.held, form.table, form.seconds) == (False, FIXED_TABLES["cuda"], {})
@@ -245,14 +254,14 @@ def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
 
 def test_the_memory_of_dequantized_weights_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = (256 * 256 + 256 * 512 + 512 * 64) * 4
-    monkeypatch.setattr(weight_form, "time_products", lambda model, dtype, may_hold: {"held": {1: may_hold}})
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: {"held": {1: given[-1]}})
     for limit, may_hold in ((needed * 2, True), (needed * 2 - 2, False)):
         config = engine_driver.make_config(Path("model"), memory_limit=limit)
         assert settle_weights(make_model(), config, mx.float32).seconds == {"held": {1: may_hold}}
 
 
 def test_on_metal_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
+    pretend("metal", monkeypatch)
     monkeypatch.setattr(weight_form, "time_products", lambda *given: pytest.fail("timed"))
     for choice, held in (("auto", False), ("never", False), ("always", True)):
         form = settle_weights(make_model(), make_config(dequantize=choice), mx.float32)
@@ -287,7 +296,7 @@ def test_settings_decide(reproducible: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_experts_stay_quantized_on_a_gpu(
     backend: str, choice: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    pretend(backend, monkeypatch)
     monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
     model = nn.Sequential(nn.Linear(64, 64), SwitchLinear(64, 64, 2))
     nn.quantize(model, group_size=64, bits=4)
@@ -305,7 +314,7 @@ def test_experts_that_stay_quantized_are_routed_on_cuda(
     backend: str, methods: MethodTable | None, reproducible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the device alone, so that it is the same each time."""
-    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    pretend(backend, monkeypatch)
     monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
     model = nn.Sequential(nn.Linear(64, 64), SwitchLinear(64, 64, 2))
     nn.quantize(model, group_size=64, bits=4)
@@ -333,7 +342,7 @@ def test_a_reproducible_choice_does_not_depend_on_the_machines_memory(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too little memory is said; a form that rounds otherwise is not chosen for it."""
-    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    pretend(backend, monkeypatch)
     config = engine_driver.make_config(Path("model"), reproducible=True)
     limited = engine_driver.make_config(Path("model"), reproducible=True, memory_limit=1000)
     for total in (10**12, 10**6, 0):
@@ -351,7 +360,7 @@ def test_a_reproducible_choice_does_not_depend_on_the_machines_memory(
 
 
 def test_on_metal_a_reproducible_model_stays_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
+    pretend("metal", monkeypatch)
     config = engine_driver.make_config(Path("model"), reproducible=True, memory_limit=1000)
     assert not settle_weights(make_model(), config, mx.float32).held
 

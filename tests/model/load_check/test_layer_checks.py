@@ -12,7 +12,7 @@ import pytest
 from mlxrun.model.fused import fused_blocks
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
 from mlxrun.model.fused.operations import ArrayOperations, HeadRule, NormRule
-from mlxrun.model.hooks import derived_layers, install, packed_product
+from mlxrun.model.hooks import derived_layers, install, skinny_gemm
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.load_check import choose, layer_checks, text_ladder
 from mlxrun.model.load_check.layer_checks import check_layers
@@ -138,7 +138,7 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
         return rows * (1 + 1e-6) if planted and x.shape[0] > planted else rows
 
     gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
-    gpu.setattr(packed_product, "multiply_packed", multiply)
+    gpu.setattr(skinny_gemm, "multiply_few_rows", multiply)
     report = probe_model(zoo.text("llama"), reproducible=True)
     assert report.methods.any_width is (planted == 0) and report.methods.decode == "fused"
     assert list_failed(report) == (["same bits in any width"] if planted else [])

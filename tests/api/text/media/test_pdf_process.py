@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -180,21 +181,19 @@ with _end_after(2.0, lambda: print("ended", flush=True)):
     sys.stdin.readline()
 print("over")
 """
+TWIN = "processes.GAP = float('inf')"
 
 
-@pytest.mark.parametrize(
-    ("twin", "said"),
-    [("", "over\n"), ("processes.GAP = float('inf')", "ended\nover\n")],
-    ids=["guard", "twin"],
-)
-def test_a_child_has_its_time_after_a_suspension(twin: str, said: str) -> None:
-    """What waits for it was suspended for longer than it may take."""
+def test_a_child_has_its_time_after_a_suspension() -> None:
+    """What waits for it was suspended for longer than it may take. The twin counts that time; both are
+    suspended at once."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITS.format(twin=twin)], stdin=pipe, stdout=pipe, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        suspend([process.pid], 3.2)
-        first = process.stdout.readline() if twin else ""  # which comes without an input
-        assert first + process.communicate("\n", timeout=60)[0] == said
+    with ExitStack() as opened:
+        commands = [[sys.executable, "-c", WAITS.format(twin=each)] for each in ("", TWIN)]
+        started = [subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True) for each in commands]
+        guard, twin = map(opened.enter_context, started)
+        assert guard.stdout is not None and twin.stdout is not None
+        assert guard.stdout.readline() == twin.stdout.readline() == "waits\n"
+        suspend([guard.pid, twin.pid], 3.2)
+        assert twin.stdout.readline() == "ended\n"  # without an input
+        assert [each.communicate("\n", timeout=60)[0] for each in (guard, twin)] == ["over\n"] * 2

@@ -114,7 +114,7 @@ def main() -> None:
     found: dict[str, Any] = {"code": code, "run": {}, "given": {}, "scored": {}}
     for name, task in given["tasks"].items():
         options = {"apply_chat_template": True} if task.get("is_chat") else {}
-        found["run"][name] = evaluate(model, name, manager, **options)
+        found["run"][name] = evaluate(model, name, manager, limit=task.get("limit"), **options)
         if "answers" in task:
             found["given"][name] = evaluate(Answers(task["answers"]), name, manager)
             module, _, function = task["scorer"].partition(":")

@@ -1,5 +1,5 @@
-"""The kernel of products with packed weights, as Metal would run it, against the same in float64; and twins:
-a mistake planted into it is found."""
+"""The skinny GEMM, as Metal would run it, against the same in float64; and twins: a mistake planted into it
+is found."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxrun.model.hooks import packed_product, packed_source
-from mlxrun.model.hooks.packed_product import KERNELS, can_multiply_packed, multiply_packed
+from mlxrun.model.hooks import skinny_gemm, skinny_gemm_source
+from mlxrun.model.hooks.skinny_gemm import KERNELS, can_multiply_packed, multiply_few_rows
 from tests.metal.attention_cases import ROUNDING, to_float64
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError
@@ -50,13 +50,13 @@ def find_difference(layer: Any, x: mx.array) -> float:
         wide = {name: layer[name].astype(mx.float32) for name in ("scales", "biases")}
         weight = mx.dequantize(weight, **wide, group_size=layer.group_size, bits=layer.bits)
     exact = to_float64(x) @ to_float64(weight.astype(x.dtype)).T
-    return float(np.abs(to_float64(multiply_packed(layer, x)) - exact).max() / np.abs(exact).mean())
+    return float(np.abs(to_float64(multiply_few_rows(layer, x)) - exact).max() / np.abs(exact).mean())
 
 
 @pytest.fixture(autouse=True)
 def use_metal(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_product, "get_backend", lambda: "metal")
-    packed_product.compile_packed.cache_clear()
+    monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "metal")
+    skinny_gemm.compile_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -65,20 +65,20 @@ def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
     layer = make_layer(form, dtype)
     x = make_random((11, count_inputs(layer)), 2, dtype)
     assert find_difference(layer, x) < 4 * ROUNDING[dtype]
-    found = multiply_packed(layer, x)
+    found = multiply_few_rows(layer, x)
     for emulator.order in ORDERS[1:]:
         emulator.guard = "begin" if emulator.order == "backward" else "end"
-        assert mx.array_equal(multiply_packed(layer, x), found).item()
+        assert mx.array_equal(multiply_few_rows(layer, x), found).item()
 
 
 @pytest.mark.parametrize("form", ["4 bit", "8 bit", "plain"])
 def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
     layer = make_layer(form, mx.bfloat16, 2, 24)
     x = make_random((max(KERNELS), count_inputs(layer)), 2, mx.bfloat16)
-    alone = multiply_packed(layer, x[5:6])
+    alone = multiply_few_rows(layer, x[5:6])
     for rows in KERNELS:
         assert find_difference(layer, x[:rows]) < 4 * ROUNDING[mx.bfloat16]
-        assert mx.array_equal(multiply_packed(layer, x[:rows])[5:6], alone).item(), rows
+        assert mx.array_equal(multiply_few_rows(layer, x[:rows])[5:6], alone).item(), rows
 
 
 MISTAKES = {
@@ -105,9 +105,9 @@ def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: 
     old, new = MISTAKES[name]
     layer = make_layer("4 bit", mx.float16)
     x = make_random((11, layer.weight.shape[1] * 8), 2, mx.float16)
-    assert old in packed_source.PACKED
-    monkeypatch.setattr(packed_source, "PACKED", packed_source.PACKED.replace(old, new, 1))
-    packed_product.compile_packed.cache_clear()
+    assert old in skinny_gemm_source.SOURCE
+    monkeypatch.setattr(skinny_gemm_source, "SOURCE", skinny_gemm_source.SOURCE.replace(old, new, 1))
+    skinny_gemm.compile_kernel.cache_clear()
     try:
         differences = []
         for emulator.order in ORDERS:
@@ -120,7 +120,7 @@ def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: 
 def test_what_the_kernel_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = make_layer("4 bit", mx.float16)
     assert not can_multiply_packed(layer, mx.float16), "Metal has a product of its own"
-    monkeypatch.setattr(packed_product, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "cuda")
     assert can_multiply_packed(layer, mx.float16)
     assert not can_multiply_packed(layer, mx.bfloat16), "activations of another type"
     assert not can_multiply_packed(make_layer("4 bit", mx.float32), mx.float32)

@@ -1,4 +1,4 @@
-"""The product of few rows and a weight, quantized or plain, by the kernel of packed_source.py.
+"""A skinny GEMM: few rows times a weight, quantized or plain, by the kernel of skinny_gemm_source.py.
 
 A row's result does not depend on the rows beside it, nor on their number.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.hooks import packed_source
+from mlxrun.model.hooks import skinny_gemm_source
 from mlxrun.model.machine.device import get_backend
 
 # Rows that a kernel multiplies at most, and the tiles of 16 outputs that a block of it has: more tiles read
@@ -36,7 +36,7 @@ def can_multiply_plain(layer: Any, dtype: mx.Dtype) -> bool:
     return whole and get_backend() == "cuda" and weight.dtype == dtype in (mx.float16, mx.bfloat16)
 
 
-def multiply_packed(layer: Any, x: mx.array) -> mx.array:
+def multiply_few_rows(layer: Any, x: mx.array) -> mx.array:
     """x [rows, D] times the quantized or plain weight [N, D], as [rows, N]. There are at most MOST_ROWS
     rows."""
     rows, outputs, quantized = x.shape[0], layer["weight"].shape[0], "scales" in layer
@@ -44,7 +44,7 @@ def multiply_packed(layer: Any, x: mx.array) -> mx.array:
     bits = layer.bits if quantized else 16
     numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
     names = ["weight", "scales", "biases"] if quantized else ["weight"]
-    y: mx.array = compile_packed(get_backend(), tuple(names))(
+    y: mx.array = compile_kernel(get_backend(), tuple(names))(
         inputs=[x, *(layer[name] for name in names)],
         template=[("T", x.dtype), *numbers.items(), ("GROUP", layer.group_size if quantized else 0)],
         grid=(-(-outputs // (16 * tiles)) * WARPS * 32, 1, 1),
@@ -59,19 +59,19 @@ def multiply_evenly(layer: Any, x: mx.array) -> mx.array:
     """x [..., D] of any number of rows times a plain weight [N, D], as [..., N]. A row has the same bits in
     any company."""
     flat = x.reshape(-1, x.shape[-1])
-    parts = [multiply_packed(layer, flat[i : i + MOST_ROWS]) for i in range(0, flat.shape[0], MOST_ROWS)]
+    parts = [multiply_few_rows(layer, flat[i : i + MOST_ROWS]) for i in range(0, flat.shape[0], MOST_ROWS)]
     return (parts[0] if len(parts) == 1 else mx.concatenate(parts)).reshape(*x.shape[:-1], -1)
 
 
 @lru_cache(maxsize=4)
-def compile_packed(backend: str, names: tuple[str, ...]) -> Any:
+def compile_kernel(backend: str, names: tuple[str, ...]) -> Any:
     """The kernel for a weight of these arrays. It is compiled for each form of weights when it first runs."""
     make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
     quantized = len(names) > 1
     return make(
-        name=f"packed_product_{'packed' if quantized else 'plain'}",
+        name=f"skinny_gemm_{'quantized' if quantized else 'plain'}",
         input_names=["x", *names],
         output_names=["y"],
-        source=packed_source.PACKED,
-        header=f"{packed_source.HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
+        source=skinny_gemm_source.SOURCE,
+        header=f"{skinny_gemm_source.HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
     )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.replay import LineDifference, describe_difference
+from mlxrun.evals.record_difference import find_difference
+from mlxrun.evals.replay import LineDifference
 
 Json = dict[str, Any]
 
@@ -73,20 +74,20 @@ CHANGES: list[tuple[Callable[[Json], object], str]] = [
 def test_the_first_difference_is_named(change: Callable[[Json], object], text: str) -> None:
     new = copy.deepcopy(make_record())
     change(new)
-    assert (describe_difference(make_record(), new) or "") == text
+    assert (find_difference(make_record(), new) or "") == text
 
 
 def test_scores_are_not_compared() -> None:
-    assert describe_difference(make_record(), make_record() | {"eval": {"score": 0}}) is None
+    assert find_difference(make_record(), make_record() | {"eval": {"score": 0}}) is None
 
 
 def test_the_name_of_the_model_is_not_compared() -> None:
     """Its digest identifies it. The same word anywhere else is compared."""
     old, new = make_record(), make_record()
     old["response"]["body"]["model"], new["response"]["body"]["model"] = "folder", "another"
-    assert describe_difference(old, new) is None
+    assert find_difference(old, new) is None
     choice(new)["message"]["model"] = "another"
-    found = describe_difference(old, new)
+    found = find_difference(old, new)
     assert found == "choices[0].message.model is 'another', was missing"
 
 
@@ -95,16 +96,16 @@ def test_the_order_of_keys_is_part_of_the_bytes() -> None:
     old, new = make_record(), make_record()
     body = new["response"]["body"]
     new["response"]["body"] = {key: body[key] for key in reversed(body)}
-    text = describe_difference(old, new)
+    text = find_difference(old, new)
     assert text is not None and text.startswith("the same values are written differently from byte ")
 
 
 def test_an_error_on_one_side() -> None:
-    assert describe_difference(make_record(), fail()) == "it was answered, and fails now: no image"
-    assert describe_difference(fail(), make_record()) == "it is answered now, and failed before: no image"
+    assert find_difference(make_record(), fail()) == "it was answered, and fails now: no image"
+    assert find_difference(fail(), make_record()) == "it is answered now, and failed before: no image"
     text = "record.error.message differs from character 3 on: 'no text', was 'no image'"
-    assert describe_difference(fail(), fail("no text")) == text
-    assert describe_difference(fail(), fail()) is None
+    assert find_difference(fail(), fail("no text")) == text
+    assert find_difference(fail(), fail()) is None
 
 
 def test_a_line_is_named_with_its_number() -> None:

@@ -1,4 +1,4 @@
-"""The source of the product of a few rows and a weight, which is read once: quantized, as it is packed, or
+"""The source of a skinny GEMM: few rows times a weight, which is read once, quantized as it is packed, or
 plain.
 
 A warp multiplies 16 outputs by 16 inputs of 8 rows with one instruction, `mma.m16n8k16`. A thread reads 16
@@ -96,7 +96,7 @@ HEADERS = {"cuda": kernel_source.HEADERS["cuda"] + _CUDA, "metal": kernel_source
 # BITS / 32]; scales and biases [outputs, inputs / GROUP]. A plain weight [outputs, inputs], for which
 # QUANTIZED is 0 and BITS 16, has the type of x and neither of these two. Output: y [rows, outputs]. There are
 # at most 8 * COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
-PACKED = (
+SOURCE = (
     PLACES
     + """
   const int warp = THREAD / 32, lane = THREAD % 32, place = lane / 4, part = lane % 4;

@@ -1,0 +1,144 @@
+"""Times the products of quantized layers by each method, and with dequantized weights."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.hooks.quantized_layers import MethodTable, ProductMethod, dequantize_weight, multiply
+from mlxrun.model.machine.device import get_backend, warm_device
+
+log = logging.getLogger(__name__)
+
+WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
+PACKED_WIDTHS = (1, 8, 32)  # rows of decode steps, for which the kernel and dequantized weights are timed
+ProductTimes = Mapping[str, Mapping[int, float]]  # seconds by method, and by rows
+HELD = "held"  # the name of dequantized weights among the timed methods
+# On CUDA, quantized products of one row take at most this share of the time of dequantized ones, or weights
+# are held: more rows gain less, since one row waits for nothing but weights. Small products take the time of
+# their launch in either form; at full speed, weights of 4 and 8 bit take 0.28 and 0.53 of it.
+CLEARLY_FASTER = 0.75
+HOPELESS = 4.0  # a method that takes so many times the best one's time is not timed
+SECONDS = 0.6  # after which nothing is timed with more rows
+GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
+SLOW_SECONDS = 0.3  # after which no graph is timed again
+CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
+
+
+def time_products(
+    layers: Sequence[Any], default: MethodTable, dtype: mx.Dtype, may_hold: bool = True
+) -> dict[str, dict[int, float]]:
+    """Seconds of the products of these layers together, by method and number of rows. `default`: the methods
+    where nothing is timed. `may_hold`: also time dequantized weights, which take their memory meanwhile.
+
+    A method is not timed with many rows if it was far slower with fewer rows than the best one is with many.
+    On CUDA, more rows have kernels to compile. So they are timed only if quantized weights are faster with
+    one row.
+    """
+    backend = get_backend()
+    is_cpu, is_packed = backend == "cpu", default.choose(1) == "packed"
+    layers = [_cut(layer) if is_cpu else layer for layer in layers]
+    held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
+    mx.eval(held)
+    warm_device()
+    found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
+    spent = 0.0
+    for rows in (PACKED_WIDTHS if is_packed else WIDTHS) if layers else ():
+        inputs = [_make_rows(layer, rows, dtype) for layer in layers]
+        best = math.inf
+        # A device that slept is slow for what comes first.
+        turns = 2 if rows == 1 and backend == "cuda" else 1
+        for name, times in [*found.items()] * turns:
+            least = max((value for r, value in times.items() if r < rows), default=0.0)
+            if least > HOPELESS * best or not _is_candidate(name, rows, default):
+                continue
+            lasted, elapsed = time_graph(partial(_multiply_all, layers, held, inputs, name))
+            times[rows] = min(lasted, times.get(rows, math.inf))
+            best, spent = min(best, lasted), spent + elapsed
+        if spent > SECONDS:
+            break
+        if rows == 1 and backend == "cuda" and not is_packed:
+            if not is_one_row_faster(found):
+                break
+            log.info("weights: timing more rows; MLX compiles for a minute what it has not kept of kernels")
+    timed = {name: dict(sorted(times.items())) for name, times in found.items() if times}
+    return {name: bound_by_more_rows(times) for name, times in timed.items()} if is_cpu else timed
+
+
+def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
+    """Seconds by rows, none of them more than with more rows. On a CPU, such a difference comes from other
+    processes."""
+    rows = sorted(times, reverse=True)
+    least = itertools.accumulate((times[n] for n in rows), min)
+    return dict(reversed(list(zip(rows, least, strict=True))))
+
+
+def _multiply_all(
+    layers: Sequence[Any], held: Sequence[mx.array], inputs: Sequence[mx.array], name: Any
+) -> list[mx.array]:
+    if name == HELD:
+        return [x @ weight.T for x, weight in zip(inputs, held, strict=True)]
+    return [multiply(layer, x, name) for layer, x in zip(layers, inputs, strict=True)]
+
+
+def _is_candidate(name: str, rows: int, default: MethodTable) -> bool:
+    """Whether to time a method with so many rows. On CUDA each one has kernels to compile, some for a minute;
+    the default table holds for that backend, and only dequantized weights are compared with it."""
+    return name == HELD or get_backend() != "cuda" or name == default.choose(rows)
+
+
+def _list_methods(may_hold: bool) -> list[str]:
+    """What may be of use on this device: on a CPU, rows gain nothing by being one matrix."""
+    useless = {"cpu": ("flat", "packed"), "metal": ("packed",)}.get(get_backend(), ())
+    methods = [method for method in get_args(ProductMethod) if method not in useless]
+    return [HELD, *methods] if may_hold else methods
+
+
+def _cut(layer: Any) -> Any:
+    """The layer with its first outputs only. On a CPU, whole products of large layers take long."""
+    cut: Any = nn.Module()
+    cut.bits, cut.mode, cut.group_size = layer.bits, layer.mode, layer.group_size
+    for name in ("weight", "scales", "biases"):
+        if layer.get(name) is not None:
+            cut[name] = layer[name][:CPU_OUTPUTS]
+    mx.eval(cut.parameters())
+    return cut
+
+
+def _make_rows(layer: Any, rows: int, dtype: mx.Dtype) -> mx.array:
+    """Activations in the shape of a decode step."""
+    size = layer["weight"].shape[1] * 32 // layer.bits
+    made = mx.ones((rows, 1, size), dtype)
+    mx.eval(made)
+    return made
+
+
+def time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
+    """Seconds of one graph, the best of several, and the seconds that timing it took without compiling."""
+    mx.eval(compute())  # compiles, and allocates
+    start = time.perf_counter()
+    mx.eval(compute())
+    best = time.perf_counter() - start
+    repeats = max(min(MAX_REPEATS, int(GRAPH_SECONDS / best)), 1)
+    for _ in range(GRAPHS):  # other processes may have had the processor meanwhile
+        begin = time.perf_counter()
+        if begin - start > SLOW_SECONDS:
+            break
+        mx.eval([compute() for _ in range(repeats)])
+        best = min(best, (time.perf_counter() - begin) / repeats)
+    return best, time.perf_counter() - start
+
+
+def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
+    """Whether the library's call of one row is clearly faster than with dequantized weights, or was not
+    timed."""
+    library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
+    return library <= CLEARLY_FASTER * held
