@@ -82,7 +82,8 @@ def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[
 
 
 def _prepare_audio(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
-    folder = omni_models.build(family, scratch / "model")
+    folder = scratch / "model"
+    write_vision_model(family, folder)
     info = load_model_info(ModelSettings(path=str(folder)))
     prompts, longer = list_audio_prompts(family)
     answers = {

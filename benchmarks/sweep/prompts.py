@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sweep.checks import make_request
-from benchmarks.tiny.omni_models import FAMILIES, Part, make_audio, render
+from benchmarks.tiny.omni_families import FAMILIES
+from benchmarks.tiny.omni_models import Part, make_audio, render
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.vision_families import VISION
 from benchmarks.tiny.vision_prompts import PLACEHOLDER

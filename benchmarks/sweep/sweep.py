@@ -24,7 +24,7 @@ PRELOADED = ["benchmarks.sweep.family", "mlx_lm.generate", "mlx_vlm.utils", "tra
 def list_families() -> list[tuple[str, str]]:
     """(kind, name) of every text family of the installed mlx-lm, and of those of mlx-vlm that have a tiny
     config, for images and for audio."""
-    from benchmarks.tiny.omni_models import FAMILIES
+    from benchmarks.tiny.omni_families import FAMILIES
     from benchmarks.tiny.text_configs import list_text_families
     from benchmarks.tiny.vision_families import VISION
 

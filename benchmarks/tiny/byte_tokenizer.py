@@ -6,7 +6,7 @@ Ids 0 to 255 are the bytes themselves. One list for all families: a prompt means
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +44,27 @@ def _byte_chars() -> list[str]:
     return [chr(b) if b in own else chr(256 + rest.index(b)) for b in range(256)]
 
 
-def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> None:
+def place_specials(names: Sequence[str]) -> dict[str, int]:
+    """The ids of special tokens that a family has alone. They stand where unused ones are, behind the first,
+    which begins texts."""
+    return {name: TOKEN_ID[unused] for name, unused in zip(names, UNUSED[1:], strict=False)}
+
+
+def save_tokenizer(
+    folder: Path, chat_template: str = CHATML, specials: Sequence[str] = (), **extra: Any
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; `extra` goes into the second. With
-    a `bos_token` there, texts begin with it."""
+    a `bos_token` there, texts begin with it. `specials`: as of `place_specials`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(_byte_chars())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    own = {id: name for name, id in place_specials(specials).items()}
+    last = [own.get(TOKEN_ID[name], name) for name in _LAST]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _LAST])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in last])
     if bos := extra.get("bos_token"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, TOKEN_ID[bos])]

@@ -15,6 +15,7 @@ from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.load.model_files import read_json
+from mlxrun.model.run.prompt_inputs import make_arrays
 from mlxrun.model.vision.placeholders import FEATURE_TOKEN, find_placeholder
 
 TIE = 1e-5  # difference of two logprobs that rounding may turn round
@@ -88,14 +89,14 @@ def answer_vision(
     model, config = load_model(folder), read_json(folder / "config.json")
     hook_tiles(model, config)
     hook_embeddings(model)
-    inputs = {key: mx.array(value) for key, value in (media or {}).items()}
+    inputs = make_arrays(media or {})
     pixels = inputs.pop("pixel_values", None)
     single = find_placeholder(config)
     given = list(prompt)
     if single is not None and pixels is not None and len(pixels) == 1:
         at = given.index(FEATURE_TOKEN)
         given = [*given[:at], single.token, *given[at + given.count(FEATURE_TOKEN) :]]
-    elif single is not None:
+    else:  # of families whose prompts have one token for each feature, MiniCPM-o alone has this hook
         hook_placeholders(model, config)
     ids = mx.array([given])
     steps = generate_step(ids, model, pixels, mx.ones_like(ids), max_tokens=count, temperature=0.0, **inputs)

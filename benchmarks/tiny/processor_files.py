@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tiny.byte_tokenizer import CHATML, TOKEN_ID, save_tokenizer, write_json
+from benchmarks.tiny.byte_tokenizer import CHATML, TOKEN_ID, place_specials, save_tokenizer, write_json
+from benchmarks.tiny.omni_families import FAMILIES, OmniFamily
 from benchmarks.tiny.vision_media import PATCH, SIDE
 from benchmarks.tiny.vision_parts import GRID
 
@@ -45,8 +46,9 @@ _GEMMA = {
 class ProcessorFiles:
     """`checkpoint`: whose files these are. `images`: preprocessor_config.json; `processor`:
     processor_config.json; `video`: video_preprocessor_config.json. `placeholder`: of an image in rendered
-    text; `token`: of a feature, in the keys of the config that are `named`. `tokenizer`: values of its
-    config."""
+    text; `others`: of other media, by kind. `token`: of a feature, in the keys of the config that are
+    `named`; `specials`: tokens that only this family has. `tokenizer`: values of its config; `config`: values
+    of the model's, by part."""
 
     checkpoint: str
     images: Mapping[str, Any] | None
@@ -56,6 +58,21 @@ class ProcessorFiles:
     token: str = "<image>"
     named: tuple[str, ...] = ("image_token_id", "image_token_index")
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    specials: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def template(self) -> str:
+        """The chat template, which renders the placeholders."""
+        more = [f"{{% elif p.type == '{kind}' %}}{text}" for kind, text in self.others.items()]
+        parts = "".join([*more, "{% else %}{{ p.text }}"])
+        return CHATML.replace("IMAGE", self.placeholder).replace("{% else %}{{ p.text }}", parts)
+
+    def make_config(self) -> dict[str, Any]:
+        """The values of the model's config that fit the processor, by part."""
+        ids = TOKEN_ID | place_specials(self.specials)
+        return dict.fromkeys(self.named, ids[self.token]) | self.config
 
 
 def _make_qwen(checkpoint: str, kind: str, processor: str, **values: Any) -> ProcessorFiles:
@@ -113,7 +130,23 @@ _GLM = {
     "merge_size": 2,
 }
 
+
+def _make_omni(entry: OmniFamily) -> ProcessorFiles:
+    image, video, audio = entry.placeholders
+    return ProcessorFiles(
+        entry.checkpoint,
+        entry.files,
+        image,
+        entry.processor,
+        named=(),
+        tokenizer={"extra_special_tokens": entry.list_tokens()},
+        others={"video": video, "audio": audio},
+        config=entry.make_config(),
+    )
+
+
 PROCESSORS: Mapping[str, ProcessorFiles] = {
+    **{family: _make_omni(entry) for family, entry in FAMILIES.items()},
     "llava": _make_llava(
         "llava-hf/llava-1.5-7b-hf",
         "LlavaProcessor",
@@ -384,7 +417,6 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         token="<|image|>",
         named=("image_token_id", "image_token_index", "img_id"),
     ),
-    "phi4mm": ProcessorFiles("microsoft/Phi-4-multimodal-instruct", None, "<|image_1|>", named=()),
     "phi4_siglip": ProcessorFiles("microsoft/Phi-4-reasoning-vision-15B", None, "<image>", named=()),
     "paligemma": ProcessorFiles(
         "google/paligemma2-3b-mix-224",
@@ -403,18 +435,12 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
 }
 
 
-def name_tokens(family: str) -> dict[str, int]:
-    """The values of the config that name the token of an image's feature."""
-    files = PROCESSORS.get(family)
-    return {} if files is None else dict.fromkeys(files.named, TOKEN_ID[files.token])
-
-
 def write_processor(family: str, folder: Path) -> None:
     """Write the processor files of a family beside its config and weights, with a tokenizer whose template
     renders its placeholder."""
     files = PROCESSORS[family]
     names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
     for name, content in zip(names, (files.images, files.processor, files.video), strict=True):
-        if content is not None:
+        if content:
             write_json(folder / f"{name}.json", content)
-    save_tokenizer(folder, CHATML.replace("IMAGE", files.placeholder), **files.tokenizer)
+    save_tokenizer(folder, files.template, files.specials, **files.tokenizer)

@@ -17,7 +17,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from benchmarks.tiny.byte_tokenizer import EOS, TOKEN_ID, VOCAB, save_tokenizer, write_json
-from benchmarks.tiny.processor_files import PROCESSORS, name_tokens, write_processor
+from benchmarks.tiny.processor_files import PROCESSORS, write_processor
 from benchmarks.tiny.text_configs import make_text_config
 from benchmarks.tiny.vision_configs import make_vision_config
 from benchmarks.tiny.vision_families import VISION
@@ -49,9 +49,10 @@ def write_vision_model(
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
     shrink_tower(family)
-    config = make_vision_config(family, VISION[family]) | name_tokens(family)
-    for part, values in (sizes or {}).items():
-        config[part] |= values
+    config = make_vision_config(family, VISION[family])
+    for more in (PROCESSORS[family].make_config() if family in PROCESSORS else {}, sizes or {}):
+        for key, value in more.items():
+            config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     used = copy.deepcopy(config)

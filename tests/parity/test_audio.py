@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny import omni_models
-from benchmarks.tiny.omni_models import FAMILIES, OMNI, Part
+from benchmarks.tiny.omni_families import FAMILIES
+from benchmarks.tiny.omni_models import OMNI, Part
 from mlxrun.cli.main import main
 from mlxrun.config.media_settings import Audio
 from mlxrun.config.settings import ModelSettings

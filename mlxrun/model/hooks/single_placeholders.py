@@ -69,7 +69,9 @@ class _OnePrompt:
     ) -> Any:
         """The embeddings of a prompt [1, L], with arrays of this prompt or of a list of it."""
         embed = super().get_input_embeddings  # type: ignore[misc]
-        pixels = pixel_values[None] if pixel_values is not None and pixel_values.ndim == 4 else pixel_values
+        pixels: Any = pixel_values
+        if isinstance(pixels, list) or (pixels is not None and pixels.ndim == 4):
+            pixels = [pixels]
         places = {key: given[key] for key in ("tgt_sizes", *BOUNDS) if key in given}
         given |= {key: array[None] for key, array in places.items() if array.ndim == 2}
         return embed(input_ids, pixels, **given)

@@ -99,17 +99,28 @@ def _is_no_rate_advice(record: logging.LogRecord) -> bool:
     return "pass the `sampling_rate` argument" not in record.getMessage()
 
 
-def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a processed prompt, as models take them one by one. Texts and empty arrays are left out.
-    Samples of sounds become features (`add_sound_features`)."""
+def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a processed prompt, as models take them one by one, or a tuple of them where images
+    differ in size. Texts and empty arrays are left out. Samples of sounds become features (`add_sound_features`)."""
     values = {key: value for key, value in made.items() if value is not None}
     if (clips := values.pop("sound_clips", None)) is not None:
         names = ("input_features", "feature_attention_mask", "audio_feature_lengths")
         values |= zip(names, processor.feature_extractor(clips), strict=True)
-    arrays = {key: np.array(value) for key, value in values.items()}
-    if BOUNDS.keys() <= arrays.keys():  # MiniCPM-o's: of one prompt, without the axis of prompts
-        arrays |= {key: arrays[key][0] for key in _OF_PROMPTS & arrays.keys()}
-    return {key: array for key, array in arrays.items() if array.dtype.kind != "U" and array.size}
+    if BOUNDS.keys() <= values.keys():  # MiniCPM-o's: of one prompt, without the axis of prompts
+        values |= {key: values[key][0] for key in _OF_PROMPTS & values.keys()}
+    arrays = {key: _stack_arrays(value) for key, value in values.items()}
+    return {
+        key: array
+        for key, array in arrays.items()
+        if isinstance(array, tuple) or (array.dtype.kind != "U" and array.size)
+    }
+
+
+def _stack_arrays(value: Any) -> np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], ...]:
+    """An array, or a tuple of those of images that differ in size."""
+    if isinstance(value, list) and len({np.shape(each) for each in value}) > 1:
+        return tuple(map(np.array, value))
+    return np.array(value)
 
 
 def ignore_text_arguments(component: Any) -> None:

@@ -33,7 +33,7 @@ from mlxrun.model.load_check.report import LoadCheck, LoadCheckReport, run_check
 from mlxrun.model.load_check.rounding import CheckLogits, LogitDifference
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.model_caller import VisionModelCaller
-from mlxrun.model.run.prompt_inputs import PromptInputs
+from mlxrun.model.run.prompt_inputs import PromptInputs, make_arrays
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class ImageChecks:
     def _compute_by_library(self, features: dict[str, Any]) -> CheckLogits:
         """The logits of the prompt's answer, from what the library made of the prompt."""
         model, ids = self.caller.model, mx.array([self._prompt.ids])
-        given = {key: mx.array(value) for key, value in self._prompt.media.items()}
+        given = make_arrays(self._prompt.media)
         given.pop("pixel_values", None)
         cache = self.caller.make_cache()
         copied = {name: a[...] if isinstance(a, mx.array) else a for name, a in features.items()}

@@ -20,7 +20,7 @@ from mlxrun.core.errors import MediaError
 from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.run.prompt_inputs import split_prompt
+from mlxrun.model.run.prompt_inputs import make_arrays, split_prompt
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import find_regions
 
@@ -148,7 +148,7 @@ def _make_audio(seconds: float, rate: int) -> Audio:
 def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -> dict[str, Any]:
     """The non-empty results of the library's own call for a prompt, by name."""
     tokens = mx.array([list(ids)])
-    given = {key: mx.array(value) for key, value in media.items()}
+    given = make_arrays(media)
     pixels = given.pop("pixel_values", None)
     made = model.get_input_embeddings(tokens, pixels, mask=mx.ones_like(tokens), **given).to_dict()
     return {name: value for name, value in made.items() if value is not None}

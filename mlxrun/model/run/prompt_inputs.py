@@ -114,6 +114,14 @@ class PromptInputs:
 TEXT_ONLY = PromptInputs()
 
 
+def make_arrays(media: Media) -> dict[str, Any]:
+    """Processed media as MLX arrays. Images of different sizes are a list of them."""
+    return {
+        key: list(map(mx.array, value)) if isinstance(value, tuple) else mx.array(value)
+        for key, value in media.items()
+    }
+
+
 def place_tokens(positions: Sequence[int]) -> PromptInputs:
     """The inputs of a prompt with only the tokens at these positions."""
     left_out = positions[-1] + 1 - len(positions)

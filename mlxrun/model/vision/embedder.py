@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.core.media_names import MediaKind
-from mlxrun.model.run.prompt_inputs import PromptInputs
+from mlxrun.model.run.prompt_inputs import PromptInputs, make_arrays
 from mlxrun.model.vision.image_units import (
     TOKEN_TYPES,
     VIDEO_GRID,
@@ -59,7 +59,7 @@ class Embedder:
         if len(groups) > 1 and groups.keys() <= self.tokens.by_kind.keys():
             return self._embed_each_kind(np.array(prompt), media, groups)
         ids = mx.array([list(prompt)])
-        given = {key: mx.array(value) for key, value in media.items()}
+        given = make_arrays(media)
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
         pixels = given.pop("pixel_values", None)
         self.forget_positions()

@@ -1,7 +1,8 @@
 """Processed images, videos and audio as units: the tower's input for each, split from the input for all.
 
-Only known layouts are split. Anything else is one unit of all media of a prompt. The module also reads a
-processor's video sampling and rate of audio, makes its arguments, and computes digests of videos.
+Only known layouts are split. Anything else is one unit of all media of a prompt. Images of different sizes
+may be a tuple of arrays, one for each. The module also reads a processor's video sampling and rate of audio,
+makes its arguments, and computes digests of videos.
 """
 
 from __future__ import annotations
@@ -109,7 +110,14 @@ class ImageUnits:
         """Units [first, last), as the processor would make them together."""
         some = self.units[first:last]
         parts = {key: [unit[key] for unit in some if key in unit] for unit in some for key in unit}
-        return {key: np.concatenate(arrays, axis=self.axis) for key, arrays in parts.items()}
+        return {key: _join(arrays, self.axis) for key, arrays in parts.items()}
+
+
+def _join(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray | tuple[np.ndarray, ...]:
+    """One array, or those of images that differ in size."""
+    if len({(*array.shape[:axis], *array.shape[axis + 1 :]) for array in arrays}) > 1:
+        return tuple(each for array in arrays for each in array)
+    return np.concatenate(arrays, axis=axis)
 
 
 def read_media_token(config: Any, kind: MediaKind) -> int | None:
@@ -197,10 +205,14 @@ def group_by_kind(media: Media) -> dict[MediaKind, Media]:
 def split_images(media: Media, kinds: Sequence[MediaKind] = ()) -> ImageUnits | None:
     """The units of processed media in the order of the prompt. None if they cannot be compared by their
     bytes. `kinds`: of each, by the prompt. Token types are left out."""
-    arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
+    arrays = {
+        key: value if isinstance(value, tuple) else np.asarray(value)
+        for key, value in media.items()
+        if key not in TOKEN_TYPES
+    }
     groups = group_by_kind(arrays)
     is_known = any(find_tower_array(kind, arrays) is not None for kind in KINDS)
-    if not is_known or any(a.dtype.hasobject for a in arrays.values()):
+    if not is_known or any(not isinstance(a, tuple) and a.dtype.hasobject for a in arrays.values()):
         return None
     if groups.keys() == {"image"}:
         axis, parts = _split_images(arrays)
@@ -212,7 +224,7 @@ def split_images(media: Media, kinds: Sequence[MediaKind] = ()) -> ImageUnits | 
     return ImageUnits(tuple(next(take[kind]) for kind in kinds), 0)
 
 
-def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media]:
+def _split_kind(kind: MediaKind, arrays: Media) -> list[Media]:
     """The units of one kind beside others, concatenated along the first axis; none if that is not known."""
     if kind == "image":
         axis, parts = _split_images(arrays)
@@ -222,18 +234,20 @@ def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media
     count = len(frames) or len(find_tower_array(kind, arrays) if grid is None else grid)
     each = [1] * count
     lengths: dict[str, Sequence[int]] = {
-        key: frames if a.ndim and len(a) == sum(frames) > 0 else each for key, a in arrays.items()
+        key: frames if np.ndim(a[:1]) and len(a) == sum(frames) > 0 else each for key, a in arrays.items()
     }
     if grid is not None:
         lengths[VIDEO_PIXELS] = [int(n) for n in grid.prod(axis=-1)]
     return _split_arrays(arrays, lengths, 0) or []
 
 
-def _split_images(arrays: Mapping[str, np.ndarray]) -> tuple[int, list[Media] | None]:
+def _split_images(arrays: Media) -> tuple[int, list[Media] | None]:
     """The axis and the units of images alone; None: not known."""
     pixels, grid = arrays.get("pixel_values"), arrays.get("image_grid_thw")
     if pixels is None:
         return 0, None
+    if isinstance(pixels, tuple):
+        return 0, _split_arrays(arrays, dict.fromkeys(arrays, [1] * len(pixels)), 0)
     axis = 1 if grid is None and pixels.ndim == 5 and pixels.shape[0] == 1 else 0
     if grid is not None:
         patches = [int(n) for n in grid.prod(axis=-1)]
@@ -246,22 +260,28 @@ def _split_images(arrays: Mapping[str, np.ndarray]) -> tuple[int, list[Media] | 
     return (0, None) if parts is None else (axis, parts)
 
 
-def _split_arrays(
-    arrays: Mapping[str, np.ndarray], lengths: Mapping[str, Sequence[int]], axis: int
-) -> list[Media] | None:
+def _split_arrays(arrays: Media, lengths: Mapping[str, Sequence[int]], axis: int) -> list[Media] | None:
     """The units of arrays. `lengths`: of each unit, along the axis; None if an array has others."""
-    if any(a.ndim <= axis or a.shape[axis] != sum(lengths[key]) for key, a in arrays.items()):
+    parts: dict[str, list[np.ndarray]] = {}
+    for key, array in arrays.items():
+        if isinstance(array, tuple):
+            parts[key] = [each[None] for each in array]
+        elif array.ndim <= axis or array.shape[axis] != sum(lengths[key]):
+            return None
+        else:
+            parts[key] = np.split(array, np.cumsum(lengths[key])[:-1], axis=axis)
+    if len(set(map(len, parts.values()))) > 1:
         return None
-    parts = {key: np.split(a, np.cumsum(lengths[key])[:-1], axis=axis) for key, a in arrays.items()}
     return [dict(zip(parts, unit, strict=True)) for unit in zip(*parts.values(), strict=True)]
 
 
 def _compute_digest(media: Media) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for key in sorted(media.keys() - BOUNDS.keys()):  # which are places, not contents
-        array = np.ascontiguousarray(media[key])
-        found.update(f"{key} {array.dtype} {array.shape} ".encode())
-        found.update(array.data)
+        value = media[key]
+        for array in map(np.ascontiguousarray, value if isinstance(value, tuple) else (value,)):
+            found.update(f"{key} {array.dtype} {array.shape} ".encode())
+            found.update(array.data)
     return found.digest()
 
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.sweep import sweep
 from benchmarks.sweep.family import FamilyResult
 from benchmarks.sweep.left_out import LEFT_OUT, NOT_HEARD, list_audio_packages, list_vision_packages
-from benchmarks.tiny.omni_models import FAMILIES
+from benchmarks.tiny.omni_families import FAMILIES
 from benchmarks.tiny.vision_families import VISION
 
 
