@@ -18,7 +18,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
-from mlxrun.server.engine_state import ENGINE, list_tasks
+from mlxrun.server.engine_state import ENGINE, list_modalities, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.http.json_bodies import json_response
@@ -108,6 +108,7 @@ def describe_listed(name: str, model: ModelInfo) -> dict[str, Any]:
         "owned_by": "mlxrun",
         "max_model_len": model.context_length,
         "tasks": list_tasks(model),
+        "input_modalities": list_modalities(model),
         **({"parent": model.name} if adapted else {}),
     }
 
