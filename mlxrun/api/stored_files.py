@@ -1,10 +1,12 @@
 """Puts the contents of stored files in place of their ids in bodies of chats, responses and messages.
 
-    {"type": "file", "file": {"file_id": "file-..."}}      {"type": "input_file", "file_id": "file-..."}
+    {"type": "file", "file": {"file_id": "file-..."}}
+    {"type": "input_file" | "input_image", "file_id": "file-..."}
     {"type": "image" | "document", "source": {"type": "file", "file_id": "file_..."}}
 
-The result is as if the client had sent the contents. OpenAI's parts get `file_data`. Anthropic's images and
-PDFs become base64, and its text files become texts. Parts of other shapes are left to later checks.
+The result is as if the client had sent the contents. OpenAI's parts become those of the file's kind: a PDF,
+an image, audio or, in chats, a video. Anthropic's images and PDFs become base64, and its text files become
+texts. Parts of other shapes are left to later checks.
 """
 
 from __future__ import annotations
@@ -18,12 +20,11 @@ from typing import Any
 
 from mlxrun.api.anthropic.fields import IMAGE_TYPES
 from mlxrun.api.anthropic.tagged_schema import EXTRA
-from mlxrun.api.text.media.media_kinds import PDF_START
+from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, PDF, PDF_START, VIDEO, find_medium
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
-PDF = "application/pdf"
 _LISTS = ("content", "output")  # fields of messages, items and blocks that have parts
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -40,7 +41,7 @@ class FileContent:
         """The media type in lower case, without parameters. A PDF uploaded as plain bytes counts as a PDF."""
         found = self.media_type.partition(";")[0].strip().lower()
         is_pdf = found in ("", "application/octet-stream") and self.data.startswith(PDF_START)
-        return PDF if is_pdf else found
+        return PDF.mime if is_pdf else found
 
 
 # Reads the file with an id, of at most so many bytes; NotFound or BodyTooLarge if it cannot. It blocks.
@@ -85,7 +86,7 @@ def _has_file_id(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("image", "document"):
         return isinstance(part.get("source"), dict) and part["source"].get("type") == "file"
-    file = part.get("file") if kind == "file" else part if kind == "input_file" else None
+    file = part.get("file") if kind == "file" else part if kind in ("input_file", "input_image") else None
     return isinstance(file, dict) and file.get("file_id") is not None
 
 
@@ -122,17 +123,30 @@ def _replace(value: Any, replaced: dict[int, Json]) -> Any:
 
 
 def _convert_file(part: Json, content: FileContent, where: str) -> Json:
-    """A part of a chat or a response with the data of a PDF."""
+    """A part of a chat or a response with the data of a file, by the kind of the file."""
     file = {key: value for key, value in part.get("file", part).items() if key != "file_id"}
-    for other in ("file_data", "file_url"):
+    for other in ("file_data", "file_url", "image_url"):
         if file.get(other) is not None:
             reject(f"{where}.file_id", f"not together with {other}")
-    if content.plain_type != PDF:
-        reject_unsupported(
-            f"{where}.file_id", f"the file is {quote(content.plain_type)}, and only {PDF} is read"
-        )
-    file["file_data"] = f"data:{PDF};base64,{base64.b64encode(content.data).decode()}"
-    return {**part, "file": file} if "file" in part else file
+    medium, is_chat = find_medium(content.data, content.plain_type), "file" in part
+    taken = [IMAGE] if part["type"] == "input_image" else [PDF, IMAGE, AUDIO, *([VIDEO] if is_chat else [])]
+    if medium not in taken:
+        kinds = ", ".join("PDFs" if each is PDF else each.plural for each in taken)
+        reject_unsupported(f"{where}.file_id", f"the file is {quote(content.plain_type)}; read are {kinds}")
+    subtype, data = content.plain_type.rpartition("/")[2], base64.b64encode(content.data).decode()
+    url = f"data:{medium.mime.replace('...', subtype or 'unknown')};base64,{data}"
+    if medium is PDF:
+        file["file_data"] = url
+        return {**part, "file": file} if is_chat else file
+    if is_chat:
+        return {"type": medium.part, medium.part: {"url": url}}
+    if medium is IMAGE:
+        return {
+            "type": "input_image",
+            "image_url": url,
+            **({"detail": file["detail"]} if "detail" in file else {}),
+        }
+    return {"type": "input_audio", "input_audio": {"data": data, "format": subtype}}
 
 
 def _convert_source(part: Json, content: FileContent, where: str) -> Json:
@@ -144,7 +158,7 @@ def _convert_source(part: Json, content: FileContent, where: str) -> Json:
     media_type = content.plain_type
     if part["type"] == "image" and media_type not in IMAGE_TYPES:
         reject(where, f"the file is {quote(media_type)}, which is none of {', '.join(IMAGE_TYPES)}")
-    if part["type"] == "image" or media_type == PDF:
+    if part["type"] == "image" or media_type == PDF.mime:
         kind, data = "base64", base64.b64encode(content.data).decode()
     elif not media_type.startswith("text/"):
         reject_unsupported(where, f"the file is {quote(media_type)}, neither a PDF nor a text")

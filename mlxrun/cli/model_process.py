@@ -69,7 +69,7 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
     from mlxrun.cli.run_setup import make_context, read_model
     from mlxrun.cluster.models.messages import ModelFacts
     from mlxrun.server.endpoints.openai import describe_listed
-    from mlxrun.server.engine_state import list_tasks
+    from mlxrun.server.engine_state import list_modalities, list_tasks
 
     try:
         model = read_model(config.model, weights=False, announce=False)
@@ -78,8 +78,8 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
         return ModelFacts(
             names=(*names, *model.aliases, *(adapter.name for adapter in model.adapters)),
             tasks=list_tasks(model),
+            modalities=list_modalities(model),
             context_length=model.context_length,
-            vision=model.vision,
             has_template=model.chat_template is not None,
             needed=needed,
             weights=weights,

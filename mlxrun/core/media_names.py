@@ -34,10 +34,15 @@ class MediaTaker(Protocol):
     def refused_media(self) -> Mapping[str, str]: ...
 
 
+def list_input_kinds(model: MediaTaker) -> list[MediaKind]:
+    """List the media that prompts of a model may have. What it refuses is left out."""
+    takes = zip(KINDS, (model.vision, model.video_sampling, model.audio_sampling), strict=True)
+    return [kind for kind, is_taken in takes if is_taken and PLURALS[kind] not in model.refused_media]
+
+
 def describe_input(model: MediaTaker) -> str:
-    """Return what prompts of a model may have: "images, audio and text". What it refuses is left out."""
-    takes = {"images": model.vision, "videos": model.video_sampling, "audio": model.audio_sampling}
-    found = [name for name, is_taken in takes.items() if is_taken and name not in model.refused_media]
+    """Return what prompts of a model may have: "images, audio and text"."""
+    found = [PLURALS[kind] for kind in list_input_kinds(model)]
     return f"{', '.join(found)} and text" if found else "text"
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.core.media_names import list_input_kinds
 from mlxrun.core.step_plan import PinnedPrefix
 from mlxrun.engine.client import EngineClient
 
@@ -62,6 +63,11 @@ def list_tasks(model: ModelInfo) -> list[str]:
         *(["transcribe"] if model.speech is not None else []),
     ]
     return tasks if model.pooled is None else [*tasks, model.pooled.task]
+
+
+def list_modalities(model: ModelInfo) -> list[str]:
+    """List what requests to a model may have: `text`, `image`, `video`, `audio`."""
+    return ["audio"] if model.speech is not None else ["text", *list_input_kinds(model)]
 
 
 class EngineState:
@@ -116,6 +122,7 @@ class EngineState:
             "name": model.name,
             "context_length": model.context_length,
             "vision": model.vision,
+            "input_modalities": list_modalities(model),
             "tasks": list_tasks(model),
         }
 

@@ -1,8 +1,9 @@
-"""File ids in bodies of OpenAI's APIs: the PDF takes their place; errors name the id."""
+"""File ids in bodies of OpenAI's APIs: what is in the file takes their place; errors name the id."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 from typing import Any
 
@@ -18,6 +19,10 @@ FILES = {
     "untyped": FileContent("application/octet-stream", PDF),
     "zip": FileContent("application/octet-stream", b"PK"),
     "txt": FileContent("text/plain", b"x"),
+    "png": FileContent("application/octet-stream", b"\x89PNG rest"),
+    "memo": FileContent("audio/mp4", b"\0\0\0\x18ftypM4A rest"),
+    "odd": FileContent("Image/X-Odd", b"?"),
+    "film": FileContent("application/octet-stream", b"\0\0\0\x18ftypisom..hdlr\0\0\0\0\0\0\0\0vide"),
 }
 
 
@@ -42,6 +47,7 @@ def chat(*files: Any, field: str = "content") -> Any:
 
 
 def response(*parts: Any, field: str = "content") -> Any:
+    """The type of a part is input_file unless it says another."""
     return {"input": [{"role": "user", field: [{"type": "input_file", **part} for part in parts]}]}
 
 
@@ -54,6 +60,50 @@ def test_as_if_sent_inline() -> None:
     for field in ("content", "output"):
         given = response({"file_id": "pdf"}, {"file_id": "pdf", "filename": "n"}, field=field)
         assert inline(given) == response(sent, {**sent, "filename": "n"}, field=field)
+
+
+def url_of(name: str, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(FILES[name].data).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("png", {"type": "image_url", "image_url": {"url": url_of("png", "image/octet-stream")}}),
+        ("odd", {"type": "image_url", "image_url": {"url": url_of("odd", "image/x-odd")}}),
+        ("memo", {"type": "audio_url", "audio_url": {"url": url_of("memo", "audio/mp4")}}),
+        ("film", {"type": "video_url", "video_url": {"url": url_of("film", "video/octet-stream")}}),
+    ],
+)
+def test_the_content_says_what_a_file_is(name: str, part: Any) -> None:
+    """Else its media type does. The names of other fields of the part are not those of the new one."""
+    found = inline(chat({"file_id": name, "filename": "a.bin"}))
+    assert found["messages"][1]["content"][1] == part
+
+
+def test_files_of_responses_become_the_parts_of_their_kind() -> None:
+    image = {"type": "input_image", "image_url": url_of("png", "image/octet-stream")}
+    given = response(
+        {"file_id": "png", "filename": "n"}, {"type": "input_image", "file_id": "png", "detail": "low"}
+    )
+    assert inline(given) == response(image, {**image, "detail": "low"})
+    data = url_of("memo", "").partition(",")[2]
+    audio = {"type": "input_audio", "input_audio": {"data": data, "format": "mp4"}}
+    assert inline(response({"file_id": "memo"})) == response(audio)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"file_id": "film"}, "the file is 'application/octet-stream'; read are PDFs, images, audio"),
+        ({"type": "input_image", "file_id": "pdf"}, "the file is 'application/pdf'; read are images"),
+        ({"type": "input_image", "file_id": "png", "image_url": "x"}, "not together with image_url"),
+    ],
+)
+def test_what_responses_do_not_take_is_refused(part: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        inline(response(part))
+    assert str(caught.value).endswith(message) and caught.value.param == "input[0].content[0].file_id"
 
 
 @pytest.mark.parametrize(
@@ -73,11 +123,8 @@ def test_bodies_without_ids(body: Any) -> None:
     ("file", "message"),
     [
         ({"file_id": "none"}, "there is no file 'none'"),
-        ({"file_id": "txt"}, "not supported: the file is 'text/plain', and only application/pdf is read"),
-        (
-            {"file_id": "zip"},
-            "not supported: the file is 'application/octet-stream', and only application/pdf",
-        ),
+        ({"file_id": "txt"}, "not supported: the file is 'text/plain'; read are PDFs, images, audio"),
+        ({"file_id": "zip"}, "not supported: the file is 'application/octet-stream'; read are PDFs, images"),
         ({"file_id": 3}, "expected string, got integer"),
     ],
 )

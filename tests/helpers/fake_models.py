@@ -66,7 +66,7 @@ class FakeModels:
             names=(name, f"{name}-alias", f"{name}-more"),
             tasks=[self.tasks.get(name, "generate")],
             context_length=4096,
-            vision=False,
+            modalities=["text"],
             has_template=True,
             needed=1,
             weights=1,

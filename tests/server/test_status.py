@@ -98,7 +98,8 @@ async def test_the_status_names_the_model_and_the_limits() -> None:
     """What is served, how much may run, and how much the files may take."""
     async with run_server(surfaces=ONLY) as s, run_server(surfaces=ONLY, loaded=False) as loading:
         status = (await s.get("/v1/status")).json
-        model = {"name": "fake", "context_length": 4096, "vision": False, "tasks": ["generate"]}
+        takes = {"vision": False, "input_modalities": ["text"], "tasks": ["generate"]}
+        model = {"name": "fake", "context_length": 4096, **takes}
         assert status["model"] == model
         assert status["limits"] == {"max_running": 32, "max_queue": 1024}
         assert status["files"] == {"count": 0, "bytes": 0, "max_bytes": 10_000_000_000}

@@ -9,6 +9,7 @@ RequestError with its path. Unknown fields of messages, parts and tool calls hav
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -40,6 +41,7 @@ _FIELDS = {
 }
 _UNREAD_CONTENT = ("audio", "function_call")  # accepted while it is empty
 _INPUT_AUDIO = "input_audio"  # a part with the bytes of an `audio_url`
+_NO_BASE64 = re.compile(r"[^A-Za-z0-9+/=\s]")  # such as the dot of a path or the colon of a URL
 _PARTS = ("text", *(medium.part for medium in MEDIA), _INPUT_AUDIO)
 _UNSUPPORTED_PARTS = ("image_file", "refusal")
 
@@ -256,6 +258,9 @@ class _MessageReader:
         known = self._select(check_type(value, dict, param), ("data", "format"), param)
         data = get_required(known, "data", str, param)
         check_type(known.get("format", "wav"), str, f"{param}.format")
+        if not data.startswith("data:") and _NO_BASE64.search(data[:1000]):
+            text = "expected the content of the file in base64; the part audio_url is for URLs and paths"
+            reject(f"{param}.data", text, code=AUDIO.code)
         url = data if data.startswith("data:") else f"data:audio/wav;base64,{data}"
         return MediaRef(url, f"{param}.data", AUDIO)
 

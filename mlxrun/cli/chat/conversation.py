@@ -119,9 +119,11 @@ def read_attachment(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     part = find_part(path)
+    # A machine without a list of types knows few; the server needs only the part before the slash.
+    family = "application" if part == "file" else part.removesuffix("_url")
+    kind = mimetypes.guess_type(path.name)[0] or f"{family}/{path.suffix[1:].lower()}"
+    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     if part == "file":
         return {"type": part, part: {"file_data": url, "filename": path.name}}
     return {"type": part, part: {"url": url}}

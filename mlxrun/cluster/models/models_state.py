@@ -18,10 +18,10 @@ class JointModel:
 
     name: str
     context_length: int
-    vision: bool
     pooled: bool | None
     speech: bool | None
     tasks: Sequence[str] = ()
+    modalities: Sequence[str] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     adapters: Sequence[Any] = ()
     eos_ids: frozenset[int] = frozenset()
@@ -30,6 +30,10 @@ class JointModel:
     video_sampling: None = None
     audio_sampling: None = None
 
+    @property
+    def vision(self) -> bool:
+        return "image" in self.modalities
+
 
 def join_models(slots: Sequence[ModelSlot]) -> JointModel:
     """Join what is known of several models."""
@@ -37,10 +41,10 @@ def join_models(slots: Sequence[ModelSlot]) -> JointModel:
     return JointModel(
         name=", ".join(slot.name for slot in slots),
         context_length=max((each.context_length for each in facts), default=0),
-        vision=any(each.vision for each in facts),
         pooled=any({"embed", "score"} & {*each.tasks} for each in facts) or None,
         speech=any("transcribe" in each.tasks for each in facts) or None,
         tasks=list(dict.fromkeys(task for each in facts for task in each.tasks)),
+        modalities=list(dict.fromkeys(kind for each in facts for kind in each.modalities)),
     )
 
 
@@ -64,5 +68,5 @@ class ModelsState(EngineState):
     def describe_model(self) -> Mapping[str, Any]:
         """Describe the models together; /v1/status has a list of them besides."""
         joint = self._joint
-        sizes = {"context_length": joint.context_length, "vision": joint.vision, "tasks": joint.tasks}
-        return {"name": joint.name, **sizes}
+        takes = {"vision": joint.vision, "input_modalities": joint.modalities, "tasks": joint.tasks}
+        return {"name": joint.name, "context_length": joint.context_length, **takes}

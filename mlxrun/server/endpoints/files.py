@@ -37,7 +37,7 @@ from mlxrun.server.http.pagination import (
 from mlxrun.server.http.surface import Endpoint, is_anthropic
 
 PURPOSE = "batch"
-USER_DATA = "user_data"  # files of any use
+USER_DATA, VISION = "user_data", "vision"  # files of any use, and images
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 OPENAI_SECONDS = (3600, 30 * 86_400)  # of an expiry
 _ANTHROPIC_SECONDS = (3600, 90 * 86_400)
@@ -54,7 +54,7 @@ class OpenAIFiles:
 
     def check_field(self, name: str, text: str) -> None:
         """Check one field of a form before the rest of the form has arrived. RequestError if it is wrong."""
-        allowed = {"purpose": (PURPOSE, USER_DATA), ANCHOR: ("created_at",)}.get(name)
+        allowed = {"purpose": (PURPOSE, USER_DATA, VISION), ANCHOR: ("created_at",)}.get(name)
         if allowed is None:
             _check_seconds(text, name, OPENAI_SECONDS)
         elif text not in allowed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
@@ -22,11 +23,12 @@ from mlxrun.api.ollama.response import (
     list_loaded,
     list_tags,
 )
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.server.endpoints.embeddings import collect_vectors
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.json_bodies import json_response, read_json
-from mlxrun.server.http.sse import LineStream, open_stream
+from mlxrun.server.http.sse import LineStream, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 
@@ -38,37 +40,46 @@ _KEPT = "models are not removed by requests; `mlxrun rm` removes one from this m
 
 async def create_answer(request: web.Request) -> web.StreamResponse:
     """Answer a conversation or a prompt with a stream of lines, or with one object."""
-    engine = request.app[ENGINE]
-    started = engine.clock()
-    prepared = await prepare_answer(request.path, await read_json(request), engine.context)
-    is_chat = request.path == CHAT_PATH
+    started = request.app[ENGINE].clock()
+    body = await read_json(request)
+    if wants_stream(body, usually=True):
+        return await _stream(request, body, started)
+    prepared = await prepare_answer(request.path, body, request.app[ENGINE].context)
+    writer = _make_writer(request, prepared)
     if prepared is None:
-        return json_response(OllamaWriter(engine.model.name, 0, is_chat=is_chat).write_load())
-    writer = OllamaWriter(
-        prepared.model, prepared.prompt_tokens, is_chat=is_chat, has_logprobs=prepared.has_logprobs
-    )
+        return json_response(writer.write_load())
     with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as live:
-        if prepared.stream:
-            return await _stream(request, live, writer, started)
         (choice,) = await collect_choices(live)
         return json_response(writer.build_answer(choice, _measure(live, started)))
 
 
-async def _stream(
-    request: web.Request, live: LiveRequest, writer: OllamaWriter, started: float
-) -> web.StreamResponse:
+def _make_writer(request: web.Request, prepared: PreparedRequest | None = None) -> OllamaWriter:
+    is_chat = request.path == CHAT_PATH
+    if prepared is None:
+        return OllamaWriter(request.app[ENGINE].model.name, 0, is_chat=is_chat)
+    return OllamaWriter(
+        prepared.model, prepared.prompt_tokens, is_chat=is_chat, has_logprobs=prepared.has_logprobs
+    )
+
+
+async def _stream(request: web.Request, body: Any, started: float) -> web.StreamResponse:
+    writer = _make_writer(request)
     async with open_stream(
         request,
-        live,
         ping=lambda: (None, writer.write_ping()),
         kind=LineStream,
         describe_error=lambda error: (None, build_error(error)),
     ) as lines:
-        async with aclosing(stream_deltas(live)) as stream:
-            async for choice, deltas in stream:
-                for line in writer.feed(choice, deltas):
-                    await lines.send(line)
-        await lines.send(writer.write_last(choice, _measure(live, started)))
+        prepared = await prepare_answer(request.path, body, request.app[ENGINE].context)
+        if prepared is None:
+            return json_response(writer.write_load())
+        writer = _make_writer(request, prepared)
+        with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as lines.live:
+            async with aclosing(stream_deltas(lines.live)) as stream:
+                async for choice, deltas in stream:
+                    for line in writer.feed(choice, deltas):
+                        await lines.send(line)
+            await lines.send(writer.write_last(choice, _measure(lines.live, started)))
     return lines.response
 
 

@@ -18,29 +18,25 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
-from mlxrun.server.engine_state import ENGINE, list_tasks
+from mlxrun.server.engine_state import ENGINE, list_modalities, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.http.json_bodies import json_response
-from mlxrun.server.http.sse import DONE, open_stream
+from mlxrun.server.http.sse import DONE, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface, is_anthropic
-from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
+from mlxrun.server.live_requests import LIVE_REQUESTS
 
+NAME = "openai"
 _CREATED = int(time.time())  # `created` of the models: about when the server was started
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Answer a body of chat/completions or completions with one object, or with a stream of chunks."""
-    app = request.app
     body = await read_body_with_files(request)
-    prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
-    count, most = len(prepared.requests), app[CONFIG].scheduler.max_queue
-    if count > most:  # all choices wait at once: more than the queue holds would be refused at every try
-        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
-        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
-    with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:
-        if prepared.stream:
-            return await _stream(request, live)
+    if wants_stream(body):
+        return await _stream(request, body)
+    prepared = await _prepare(request, body)
+    with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as live:
         choices = await collect_choices(live)
     made = (prepared, choices, _get_id(prepared), int(time.time()), _make_fingerprint(request))
     if prepared.requests[0].params.prompt_logprobs is None:
@@ -49,18 +45,28 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     return await asyncio.to_thread(lambda: json_response(build_response(*made)))
 
 
-async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse:
+async def _prepare(request: web.Request, body: Any) -> PreparedRequest:
+    prepared = await prepare_request(request.path, body, request.app[ENGINE].context, stream=True)
+    count, most = len(prepared.requests), request.app[CONFIG].scheduler.max_queue
+    if count > most:  # all choices wait at once: more than the queue holds would be refused at every try
+        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
+        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
+    return prepared
+
+
+async def _stream(request: web.Request, body: Any) -> web.StreamResponse:
     """After an error there is no [DONE]."""
-    prepared = live.prepared
-    chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
-    async with open_stream(request, live, describe_error=lambda error: (None, build_error(error))) as events:
-        async with aclosing(stream_deltas(live)) as stream:
-            async for choice, deltas in stream:
-                for chunk in chunks.write(choice, deltas):
-                    await events.send(chunk)
-        if prepared.include_usage:
-            await events.send(chunks.write_usage())
-        await events.send(DONE)
+    async with open_stream(request, describe_error=lambda error: (None, build_error(error))) as events:
+        prepared = await _prepare(request, body)
+        chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+        with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as events.live:
+            async with aclosing(stream_deltas(events.live)) as stream:
+                async for choice, deltas in stream:
+                    for chunk in chunks.write(choice, deltas):
+                        await events.send(chunk)
+            if prepared.include_usage:
+                await events.send(chunks.write_usage())
+            await events.send(DONE)
     return events.response
 
 
@@ -102,12 +108,13 @@ def describe_listed(name: str, model: ModelInfo) -> dict[str, Any]:
         "owned_by": "mlxrun",
         "max_model_len": model.context_length,
         "tasks": list_tasks(model),
+        "input_modalities": list_modalities(model),
         **({"parent": model.name} if adapted else {}),
     }
 
 
 SURFACE = Surface(
-    "openai",
+    NAME,
     (
         Endpoint("GET", "/v1/models", list_models, "List the names of the served model"),
         Endpoint("GET", "/v1/models/{id}", get_model, "Describe the served model by one of its names"),

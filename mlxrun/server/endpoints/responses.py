@@ -20,7 +20,8 @@ from aiohttp import web
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
-from mlxrun.core.errors import InternalError, RequestError, TimedOut
+from mlxrun.api.responses.stream import build_error
+from mlxrun.core.errors import InternalError, MlxrunError, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unsupported
 from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.batches.queue_access import read_body_with_files
@@ -30,7 +31,7 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
-from mlxrun.server.http.sse import DONE, open_stream
+from mlxrun.server.http.sse import DONE, EventStream, Message, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
@@ -136,7 +137,23 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body with one object, with a stream of events, or in the background."""
-    body, responses, owner = await read_body_with_files(request), request.app[RESPONSES], key_name(request)
+    body = await read_body_with_files(request)
+    if not wants_stream(body):
+        return await _answer(request, body)
+    async with open_stream(request, describe_error=_describe_error) as stream:
+        await _answer(request, body, stream)
+    return stream.response
+
+
+def _describe_error(error: MlxrunError) -> Message:
+    """The event of an error before those of a response."""
+    param = error.param if isinstance(error, RequestError) else None
+    return "error", {"type": "error", "sequence_number": 0, "param": param, **build_error(error)}
+
+
+async def _answer(request: web.Request, body: Any, stream: EventStream | None = None) -> web.StreamResponse:
+    """Answer a body, by the events of a stream if there is one."""
+    responses, owner = request.app[RESPONSES], key_name(request)
     token = responses.make_token()
     with ExitStack() as stack:
         stack.enter_context(responses.lock_conversation(owner, find_conversation_id(body)))
@@ -148,10 +165,10 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             rid, headers = request_id(request), request.headers
             new = BackgroundResponse(request.app, owner, token, wanted, prepared, held, headers, rid)
             run = await new.start()
-            return await _follow(request, run, 0) if prepared.stream else json_response(run.visible)
+            return json_response(run.visible) if stream is None else await _follow(request, stream, run, 0)
         live = stack.enter_context(request.app[LIVE_REQUESTS].open(request, SURFACE_NAME, prepared))
         run = stack.enter_context(responses.run(live, wanted, token))
-        return await (_stream(request, run) if prepared.stream else _complete(request, run))
+        return await (_complete(request, run) if stream is None else _stream(request, stream, run))
 
 
 async def _complete(request: web.Request, run: RunningResponse) -> web.Response:
@@ -163,37 +180,36 @@ async def _complete(request: web.Request, run: RunningResponse) -> web.Response:
     return json_response(run.body)
 
 
-async def _stream(request: web.Request, run: RunningResponse) -> web.StreamResponse:
-    async with open_stream(request, run.live) as stream:
+async def _stream(request: web.Request, stream: EventStream, run: RunningResponse) -> web.StreamResponse:
+    stream.live = run.live
 
-        async def send(events: Events) -> None:
-            for event in events:
-                await stream.send(event, event["type"])
+    async def send(events: Events) -> None:
+        for event in events:
+            await stream.send(event, event["type"])
 
-        last = await generate(run, send, asyncio.sleep(FIRST_EVENT_SECONDS), lambda: stream.started)
-        await request.app[RESPONSES].save(run)
-        await send(last)
-        await stream.send(DONE)  # OpenAI sends none; its clients ignore it, and others wait for it
+    last = await generate(run, send, asyncio.sleep(FIRST_EVENT_SECONDS), lambda: stream.started)
+    await request.app[RESPONSES].save(run)
+    await send(last)
+    await stream.send(DONE)  # OpenAI sends none; its clients ignore it, and others wait for it
     return stream.response
 
 
 async def _follow(
-    request: web.Request, found: RunningResponse | StoredObject, start: int
+    request: web.Request, stream: EventStream, found: RunningResponse | StoredObject, start: int
 ) -> web.StreamResponse:
     """Send the events of a response in the background from number `start` on, as they come."""
     limit = request.app[CONFIG].server.request_timeout
     if isinstance(found, RunningResponse):
-        events, live = found.follow(start), found.live
+        events, stream.live = found.follow(start), found.live
     else:
-        events, live = _iterate(_list_events(found, start)), None
-    async with open_stream(request, live) as stream:
-        try:
-            async with asyncio.timeout(limit):
-                async for name, text in events:
-                    await stream.send(text, name)
-                await stream.send(DONE)
-        except TimeoutError as error:
-            raise TimedOut(f"the stream took longer than {limit:g} s (server.request_timeout)") from error
+        events = _iterate(_list_events(found, start))
+    try:
+        async with asyncio.timeout(limit):
+            async for name, text in events:
+                await stream.send(text, name)
+            await stream.send(DONE)
+    except TimeoutError as error:
+        raise TimedOut(f"the stream took longer than {limit:g} s (server.request_timeout)") from error
     return stream.response
 
 
@@ -230,7 +246,8 @@ async def get_response(request: web.Request) -> web.StreamResponse:
         return json_response(found.visible if isinstance(found, RunningResponse) else found.body)
     if not found.events and not found.body["background"]:
         reject_unsupported("stream", "only a response in the background can be streamed again")
-    return await _follow(request, found, start)
+    async with open_stream(request) as stream:
+        return await _follow(request, stream, found, start)
 
 
 def _read_start(query: dict[str, str]) -> int | None:

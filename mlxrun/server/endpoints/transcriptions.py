@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
@@ -13,7 +14,6 @@ from mlxrun.api.openai.transcription import (
     LISTS,
     TRANSCRIPTION,
     TRANSCRIPTION_URL,
-    PreparedTranscription,
     find_speech_model,
     prepare_transcription,
     read_form_fields,
@@ -25,10 +25,11 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.forms import FILE, FILE_TYPE, FormFile, read_form
 from mlxrun.server.http.json_bodies import json_response
-from mlxrun.server.http.sse import open_stream
+from mlxrun.server.http.sse import open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 
+NAME = "transcriptions"
 _MAX_PROMPT = 10_000  # bytes of a field; the model uses the last 223 tokens of a prompt
 _FIELDS = tuple(TRANSCRIPTION.schema["properties"].keys() - {*LISTS, FILE})
 
@@ -42,10 +43,10 @@ async def create_transcription(request: web.Request) -> web.StreamResponse:
     fields, several = await read_form(request, _FIELDS, file.receive, lists=LISTS, max_field=_MAX_PROMPT)
     fields.pop(FILE_TYPE, None)
     body = read_form_fields({**fields, **several})
+    if wants_stream(body):
+        return await _stream(request, body, file.take())
     async with prepare_transcription(body, context, file.take()) as prepared:
-        with app[LIVE_REQUESTS].open(request, "transcriptions", prepared.prepared) as live:
-            if prepared.prepared.stream:
-                return await _stream(request, live, prepared)
+        with app[LIVE_REQUESTS].open(request, NAME, prepared.prepared) as live:
             whole = Transcript()
             async with aclosing(_read_parts(live)) as parts:
                 async for part in parts:
@@ -56,17 +57,19 @@ async def create_transcription(request: web.Request) -> web.StreamResponse:
     return json_response(made)
 
 
-async def _stream(
-    request: web.Request, live: LiveRequest, prepared: PreparedTranscription
-) -> web.StreamResponse:
-    whole = Transcript()
-    async with open_stream(request, live, describe_error=lambda error: (None, build_error(error))) as events:
-        async with aclosing(_read_parts(live)) as parts:
-            async for part in parts:
-                whole = whole.join(part)
-                if part.text:
-                    await events.send(prepared.write_delta(part))
-        await events.send(prepared.write_end(whole))
+async def _stream(request: web.Request, body: Mapping[str, Any], data: bytes | None) -> web.StreamResponse:
+    app, whole = request.app, Transcript()
+    async with (
+        open_stream(request, describe_error=lambda error: (None, build_error(error))) as events,
+        prepare_transcription(body, app[ENGINE].context, data) as prepared,
+    ):
+        with app[LIVE_REQUESTS].open(request, NAME, prepared.prepared) as events.live:
+            async with aclosing(_read_parts(events.live)) as parts:
+                async for part in parts:
+                    whole = whole.join(part)
+                    if part.text:
+                        await events.send(prepared.write_delta(part))
+            await events.send(prepared.write_end(whole))
     return events.response
 
 
@@ -88,7 +91,7 @@ async def _read_parts(live: LiveRequest) -> AsyncGenerator[Transcript, None]:
 
 
 SURFACE = Surface(
-    "transcriptions",
+    NAME,
     (
         Endpoint(
             "POST",

@@ -18,7 +18,7 @@ from mlxrun.core.errors import MlxrunError
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.json_bodies import encode_json, encode_utf8
-from mlxrun.server.live_requests import LiveRequest
+from mlxrun.server.live_requests import ENGINE_ERROR, LiveRequest
 
 EventData = Mapping[str, Any] | str
 Message = tuple[str | None, EventData]  # the name of an event, and its data
@@ -30,9 +30,14 @@ _HEADERS = {
 }
 
 
+def wants_stream(body: Any, *, usually: bool = False) -> bool:
+    """Tell whether a body, which is not checked yet, asks for a stream. `usually`: if it has no `stream`."""
+    return isinstance(body, dict) and body.get("stream", usually) is True
+
+
 class EventStream:
-    """One stream; `open_stream` makes it. `response`: the handler returns it. `live`: None if all events are
-    there already.
+    """One stream; `open_stream` makes it. `response`: the handler returns it. `live`: None until the request
+    is prepared, or if all events are there already.
 
     The headers are sent with the first event, so an error before it has its own status. While there is no
     event, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
@@ -45,9 +50,10 @@ class EventStream:
     ) -> None:
         self.response = web.StreamResponse(headers={**_HEADERS, "Content-Type": self.content_type})
         self._request = request
-        self._live = live
-        self._ping = ping
+        self.live = live
+        self.ping = ping
         self._clock = request.app[ENGINE].clock
+        self._has_events = False  # beside pings
         self._pending = 0  # writes that have not finished
         self._last_write = self._clock()
         self._starting = asyncio.Lock()
@@ -59,6 +65,10 @@ class EventStream:
 
     async def send(self, data: EventData, event: str | None = None) -> None:
         """Send one event. A str is sent as it is: it is JSON already, or a word such as [DONE]."""
+        self._has_events = True
+        await self._send(data, event)
+
+    async def _send(self, data: EventData, event: str | None) -> None:
         await self._write(self._make_frame(data if isinstance(data, str) else encode_json(data), event))
 
     def _make_frame(self, text: str, event: str | None) -> str:
@@ -81,24 +91,23 @@ class EventStream:
     async def keep_alive(self) -> None:
         """Send a ping or a comment whenever no event was sent for server.keepalive seconds."""
         interval = self._request.app[CONFIG].server.keepalive
-        live = self._live
-        if live is None:
-            return
         try:
             while True:
                 left = self._last_write + interval - self._clock()
                 await asyncio.sleep(max(left, interval / 10))
                 if self._pending:
                     # The reader takes nothing, though its request has been ended.
-                    if live.aborted_by is not None and self._request.transport is not None:
+                    aborted = self.live is not None and self.live.aborted_by is not None
+                    if aborted and self._request.transport is not None:
                         self._request.transport.abort()
-                elif self._clock() - self._last_write < interval:
+                elif self._clock() - self._last_write < interval or (self.live is None and self._has_events):
                     continue
-                elif self._ping is None:
-                    await self._write(f": {live.describe_progress()}\n\n")
+                elif self.ping is None:
+                    progress = "preparing" if self.live is None else self.live.describe_progress()
+                    await self._write(f": {progress}\n\n")
                 else:
-                    event, data = self._ping()
-                    await self.send(data, event)
+                    event, data = self.ping()
+                    await self._send(data, event)
         except ConnectionError:
             pass  # the client disconnected; the next `send` raises that too
 
@@ -115,7 +124,7 @@ class LineStream(EventStream):
 @asynccontextmanager
 async def open_stream(
     request: web.Request,
-    live: LiveRequest | None,
+    live: LiveRequest | None = None,
     *,
     ping: MakePing | None = None,
     kind: type[EventStream] = EventStream,
@@ -132,6 +141,7 @@ async def open_stream(
     except MlxrunError as error:
         if describe_error is None or not stream.started:
             raise
+        request[ENGINE_ERROR] = error
         name, data = describe_error(error)
         await stream.send(data, name)
     finally:

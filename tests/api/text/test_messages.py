@@ -149,6 +149,8 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         ([user([{"type": "input_audio"}])], "messages[0].content[0].input_audio", "expected object"),
         ([user([spoken(format="wav")])], "messages[0].content[0].input_audio.data", "missing"),
         ([user([spoken(data=1)])], "messages[0].content[0].input_audio.data", "string"),
+        ([user([spoken(data="/tmp/memo.wav")])], "messages[0].content[0].input_audio.data", "part audio_url"),
+        ([user([spoken(data="https://a/b")])], "messages[0].content[0].input_audio.data", "part audio_url"),
         ([user([spoken(data="", format=1)])], "messages[0].content[0].input_audio.format", "string"),
         ([{"role": "system", "content": [spoken(data="")]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "tool", "content": "2", "name": "add"}], "messages[0].tool_call_id", "missing"),

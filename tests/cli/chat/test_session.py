@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cli.chat.conversation import Conversation
+from mlxrun.cli.chat.conversation import Conversation, read_attachment
 from mlxrun.cli.chat.session import END, HELP, ChatSession
 from mlxrun.cli.server_client import AnswerDelta, ClientError, ServerClient
 from mlxrun.core.terminal import open_console
@@ -219,6 +219,17 @@ def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) ->
     client = ScriptedClient([AnswerDelta("a")])
     talk(client, f"What is in {tmp_path / name}")
     assert client.received[0][0][0]["content"][0][part]["url"].endswith(";base64,QQ==")
+
+
+def test_a_machine_knows_no_types_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then Python knows those of few, and the server refuses what is said to be no sound."""
+    monkeypatch.setattr("mimetypes.guess_type", lambda name: (None, None))
+    for name, start in (("a.M4A", "audio/m4a"), ("a.mkv", "video/mkv"), ("a.webp", "image/webp")):
+        (tmp_path / name).write_bytes(b"A")
+        part = read_attachment(tmp_path / name)
+        assert part[part["type"]]["url"] == f"data:{start};base64,QQ=="
+    (tmp_path / "a.pdf").write_bytes(b"A")
+    assert read_attachment(tmp_path / "a.pdf")["file"]["file_data"] == "data:application/pdf;base64,QQ=="
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "[1]", '[{"role": 1, "content": ""}]', "{", '{"a": 1}'])

@@ -6,6 +6,7 @@ the model does not take is refused before anything is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,24 @@ def find_sound_kind(data: bytes) -> str | None:
     """The kind of a sound's file by its beginning, as MIME types name it; None if it is not known."""
     kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
     return "mp4" if data[4:8] == b"ftyp" else kind
+
+
+_PICTURE = re.compile(
+    rb"\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|RIFF.{4}WEBP|.{4}ftyp(?:avi|hei|mif)", re.DOTALL
+)
+# What files with sound begin with too, if they have pictures that move: AVI, and the tracks of MP4 and WebM.
+_FILM = re.compile(rb"^RIFF.{4}AVI |hdlr.{8}vide|\x86.V_", re.DOTALL)
+
+
+def find_medium(data: bytes, media_type: str) -> Medium | None:
+    """The kind of media of a file, by its content, else by its media type; None if it is of no kind."""
+    if data.startswith(PDF_START):
+        return PDF
+    if _PICTURE.match(data):
+        return IMAGE
+    if find_sound_kind(data) is not None:
+        return VIDEO if _FILM.search(data) else AUDIO
+    return next((each for each in MEDIA if media_type.startswith(each.mime.removesuffix("..."))), None)
 
 
 @dataclass(frozen=True, slots=True)

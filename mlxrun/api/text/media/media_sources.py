@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
+# How base64 of PNG, JPEG, GIF, WebP, WAV, MP3, Ogg, FLAC, MP4 and WebM begins.
+_BARE_BASE64 = re.compile(
+    r"(?:iVBORw0KGg|/9j/|R0lGOD|UklGR|SUQz|T2dnU|ZkxhQ|AAAA.GZ0eX|GkXfo)[A-Za-z0-9+/=]{16}"
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _ANY_TYPES = ("", "application/octet-stream", "binary/octet-stream")  # the data itself says what it is
 _GLOBAL = ipaddress.ip_network("2000::/3")  # all that is assigned to the public internet so far
@@ -86,6 +90,8 @@ class MediaSources:
             url = f"data:{PDF.mime};base64,{url}"
         scheme = _SCHEME.match(url)
         most = medium.find_limit(self._settings, "max_bytes")
+        if scheme is None and _BARE_BASE64.match(url):
+            raise MediaError(f"it is base64 without its beginning; expected data:{medium.mime};base64,...")
         if scheme is None:
             return self._read_file(url, most)
         if scheme[1].lower() == "data":

@@ -74,8 +74,8 @@ function setUpFiles() {
 
 async function attachFiles(files) {
   for (const file of files) {
-    if (!/^image\/|^application\/pdf$/.test(file.type)) {
-      showNotice(byId("chat-notice"), `${file.name} is neither an image nor a PDF.`);
+    if (!/^(image|video|audio)\/|^application\/pdf$/.test(file.type)) {
+      showNotice(byId("chat-notice"), `${file.name} is no image, PDF, video or sound.`);
       continue;
     }
     showNotice(byId("chat-notice"), "");
@@ -225,11 +225,10 @@ function buildBody(turn) {
 
 function buildContent({ text, files }) {
   if (!files.length) return text;
-  const parts = files.map((file) =>
-    isImage(file)
-      ? { type: "image_url", image_url: { url: file.url } }
-      : { type: "file", file: { file_data: file.url, filename: file.name } },
-  );
+  const parts = files.map(({ name, url }) => {
+    const part = /^data:(image|video|audio)\//.exec(url)?.[1].concat("_url");
+    return part ? { type: part, [part]: { url } } : { type: "file", file: { file_data: url, filename: name } };
+  });
   return text ? [...parts, { type: "text", text }] : parts;
 }
 

@@ -137,11 +137,10 @@ function showCache(cache) {
 }
 
 function showModel({ model, device, versions, speculation }) {
-  const takes = model?.vision ? "text and images" : "text";
   showFacts(byId("model-facts"), {
     Name: model?.name,
     Context: model && `${formatCount(model.context_length)} tokens`,
-    Takes: model && takes,
+    Takes: model?.input_modalities?.join(", "),
     Tasks: model?.tasks?.join(", "),
     Device: device && [device.name, device.backend].filter(Boolean).join(", "),
     Speculation: speculation?.method,

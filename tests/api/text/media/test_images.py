@@ -96,6 +96,10 @@ def test_broken_images_are_media_errors() -> None:
         ("https://example.com/x.png", "set media.allow_urls: true"),
         ("x.png", "not supported on the server"),
         ("", "the url is empty"),
+        *(
+            (data_url(encoded(plain(), kind)).partition(",")[2], "expected data:image/...;base64,...")
+            for kind in ("PNG", "JPEG", "GIF", "WEBP")
+        ),
     ],
 )
 def test_refused_urls(url: str, words: str) -> None:

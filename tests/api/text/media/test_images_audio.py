@@ -60,6 +60,14 @@ async def test_data_and_a_path_give_the_models_samples(tmp_path: Path) -> None:
         ([MediaRef(audio_url(b"hm"), "p", AUDIO)], {}, "p: not readable audio"),
         ([MediaRef("data:image/png;base64,AAAA", "p", AUDIO)], {}, r"p: expected data:audio/\.\.\.;base64"),
         ([MediaRef("a.wav", "p", AUDIO)], {}, "p: file paths are not supported"),
+        *(
+            (
+                [MediaRef(audio_url(make_audio(kind)).partition(",")[2], "p", AUDIO)],
+                {},
+                "p: it is base64 without its beginning",
+            )
+            for kind in ("wav", "mp3", "flac", "ogg", "m4a", "webm")
+        ),
     ],
 )
 async def test_what_is_refused(refs: list[MediaRef], options: dict[str, Any], said: str) -> None:
