@@ -84,7 +84,7 @@ FIRST_STEPS = (
         "`mlxrun service install`, one of your user",
         "",
     ),
-    ("an upgrade", "the install command again", "`pip install -U`, then `mlxrun service install` again", ""),
+    ("an upgrade", "the install command again", "`pip install -U`, then `mlxrun service restart`", ""),
 )
 LOOKS = {
     "closed": "closed",
@@ -192,7 +192,7 @@ def make_table(name: str) -> list[str]:
         ]
         return [*head, *_list_prompt_rows()]
     if name == INSTALL:
-        head = ["| `pip install` of | size | packages | time |", "|---|---|---|---|"]
+        head = ["| `pip install` of | size | packages | processor time |", "|---|---|---|---|"]
         return [*head, *map(_make_install_row, INSTALLED)]
     if name == STEPS:
         head = ["| step | Ollama | mlxrun | measured, mlxrun |", "|---|---|---|---|"]
