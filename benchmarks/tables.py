@@ -92,7 +92,7 @@ FIRST_STEPS = (
         "`mlxrun service install`, one of your user",
         "",
     ),
-    ("an upgrade", "the install command again", "`pip install -U`, then `mlxrun service install` again", ""),
+    ("an upgrade", "the install command again", "`pip install -U`, then `mlxrun service restart`", ""),
 )
 LOOKS = {
     "closed": "closed",
@@ -369,7 +369,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         "| agent | endpoint | tools | system prompt and tools | first prompt |",
         _list_prompt_rows(),
     ),
-    INSTALL: lambda: ("| `pip install` of | size | packages | time |", map(_make_install_row, INSTALLED)),
+    INSTALL: lambda: ("| `pip install` of | size | packages | processor time |", map(_make_install_row, INSTALLED)),
     STEPS: lambda: ("| step | Ollama | mlxrun | measured, mlxrun |", map(_make_step_row, FIRST_STEPS)),
     UI_COST: lambda: ("| the page | the server's CPU for a token | × | of one page |", _list_ui_rows()),
     **{name: partial(_make_mode_table, name) for name in MODES},

@@ -96,6 +96,10 @@ this mlxrun, by its whole path. It gets the variables of the model hub, of mlxru
 but none that has a key or a token in its name; a config reads such from a file, as ${file:/PATH}. Its PATH
 has the folders of the system and that of g++, with which MLX compiles. Without a login, Linux runs services
 of a user after `loginctl enable-linger`.
+
+\b
+After an upgrade, `mlxrun service restart` starts the new version. `mlxrun stop` stops the server until then,
+or until the next login.
 """
 )
 @add_model_argument
@@ -113,17 +117,23 @@ def install(
     is_new = not file.path.exists()
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_bytes(file.content)
-    *before, last = file.load
     try:
-        for each in before:
-            _call(each, check="bootout" not in each)
-        _call(last)
+        _start(file)
     except ServiceError:
         if is_new:
             file.path.unlink()  # a later login would start it
         raise
     say(f"wrote {file.path}")
     say(f"started; `mlxrun service status --name {name}` shows it, and its log is read by\n  {file.logs}")
+
+
+@command.command()
+@add_name
+def restart(name: str) -> None:
+    """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
+    file = find_installed_file(name)
+    _start(file)
+    say(f"started again; its log is read by\n  {file.logs}")
 
 
 @command.command()
@@ -137,9 +147,7 @@ def status(name: str) -> int:
 @add_name
 def uninstall(name: str) -> None:
     """Stop the service and remove its file. Its data stays."""
-    file = find_service_file(name)
-    if not file.path.exists():
-        raise ConfigError(f"{file.path}: there is no such service")
+    file = find_installed_file(name)
     for each in file.unload:
         _call(each, check=False)
     file.path.unlink()
@@ -175,6 +183,14 @@ def find_service_file(name: str) -> ServiceFile:
     return make_own_file(Service(name, (), Path.cwd(), 0, {}))
 
 
+def find_installed_file(name: str) -> ServiceFile:
+    """As `find_service_file`. ConfigError if the service is not installed."""
+    file = find_service_file(name)
+    if not file.path.exists():
+        raise ConfigError(f"{file.path}: there is no such service")
+    return file
+
+
 def make_own_file(service: Service) -> ServiceFile:
     """The file of the service for this user and system. ConfigError if the name cannot be that of a file."""
     if not _NAME.fullmatch(service.name):
@@ -190,6 +206,14 @@ def find_program() -> list[str]:
     if program is not None:
         return [str(Path(program).absolute())]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun.cli.main"]
+
+
+def _start(file: ServiceFile) -> None:
+    """Have the system read the file and start the server, anew if it runs. ServiceError if that fails."""
+    *before, last = file.load
+    for each in before:
+        _call(each, check="bootout" not in each)
+    _call(last)
 
 
 def _call(program: Sequence[str], check: bool = True, shows: bool = False) -> int:

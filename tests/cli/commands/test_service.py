@@ -60,6 +60,9 @@ def test_a_service_of_systemd(
     ]
     assert read_log(place) == calls
     assert f"journalctl --user -u {unit_name} -f" in capsys.readouterr().err
+    assert main(["service", "restart", "--name", "prod"]) == 0
+    assert read_log(place) == [*calls, *calls]
+    assert (place / ".config/systemd/user/mlxrun-prod.service").read_text() == unit
     assert main(["service", "uninstall", "--name", "prod"]) == 0
     assert read_log(place)[-1] == f"systemctl --user disable --now {unit_name}"
     assert not list((place / ".config/systemd/user").iterdir())
@@ -96,16 +99,17 @@ def test_a_service_of_launchd(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found["RunAtLoad"] is True and found["KeepAlive"] == {"SuccessfulExit": False}
     assert Path(found["StandardErrorPath"]).parent.is_dir()
     domain = f"gui/{os.getuid()}"
-    assert read_log(place) == [
-        f"launchctl bootout {domain}/mlxrun.server",
-        f"launchctl bootstrap {domain} {path}",
-    ]
+    calls = [f"launchctl bootout {domain}/mlxrun.server", f"launchctl bootstrap {domain} {path}"]
+    assert read_log(place) == calls
+    assert main(["service", "restart"]) == 0
+    assert read_log(place) == [*calls, *calls]
 
 
 def test_a_wrong_config_is_not_installed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "install", "--set", "server.prt=1"]) == 2
     assert main(["service", "install", "--name", "../a"]) == 2
     assert main(["service", "uninstall", "--name", "absent"]) == 2
+    assert main(["service", "restart", "--name", "absent"]) == 2
     said = capsys.readouterr().err
     assert "server.prt: unknown key" in said and "--name ../a" in said and "there is no such service" in said
     assert not (place / "log").exists() and not (place / ".config").exists()

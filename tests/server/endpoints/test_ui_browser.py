@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageStat
 
 from benchmarks.browser import BrowserPage
 from mlxrun.api.parsers.registry import choose_formats
@@ -358,9 +360,11 @@ async def open_full_page() -> AsyncIterator[tuple[Serving, BrowserPage]]:
             running.cancel()
 
 
-async def test_narrow_and_wide_light_and_dark() -> None:
-    """Nothing is wider than the window but tables and code, which scroll by themselves."""
-    papers = set()
+async def test_narrow_and_wide_light_and_dark(tmp_path: Path) -> None:
+    """Nothing is wider than the window but tables and code, which scroll by themselves. Pictures of all views
+    are kept in the folder $PICTURES."""
+    folder = Path(os.environ.get("PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
     async with open_full_page() as (_, page):
         for width in (390, 1440):
             for dark in (False, True):
@@ -373,8 +377,16 @@ async def test_narrow_and_wide_light_and_dark() -> None:
                     assert wide <= 0, (width, view)
                     log = "(log => log.scrollWidth - log.clientWidth)(document.getElementById('messages'))"
                     assert await page.run(log) <= 0
-                papers.add((dark, await page.run("getComputedStyle(document.body).backgroundColor")))
-        assert len(papers) == 2
+                    path = folder / f"ui-{view}-{width}-{'dark' if dark else 'light'}.png"
+                    await page.take_picture(path)
+                    assert measure_light(path, (width, 844)) == pytest.approx(0.1 if dark else 0.9, abs=0.1)
+
+
+def measure_light(path: Path, size: tuple[int, int]) -> float:
+    """How light a picture of this size is, on average: 0 is black, 1 white."""
+    with Image.open(path) as image:
+        assert image.size == size
+        return ImageStat.Stat(image.convert("L")).mean[0] / 255
 
 
 async def test_keyboard() -> None:
