@@ -369,7 +369,10 @@ TABLES: dict[str, Callable[[], Table]] = {
         "| agent | endpoint | tools | system prompt and tools | first prompt |",
         _list_prompt_rows(),
     ),
-    INSTALL: lambda: ("| `pip install` of | size | packages | processor time |", map(_make_install_row, INSTALLED)),
+    INSTALL: lambda: (
+        "| `pip install` of | size | packages | processor time |",
+        map(_make_install_row, INSTALLED),
+    ),
     STEPS: lambda: ("| step | Ollama | mlxrun | measured, mlxrun |", map(_make_step_row, FIRST_STEPS)),
     UI_COST: lambda: ("| the page | the server's CPU for a token | × | of one page |", _list_ui_rows()),
     **{name: partial(_make_mode_table, name) for name in MODES},
