@@ -4,6 +4,7 @@ cites a list that a reader cannot open."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections import defaultdict
@@ -95,35 +96,44 @@ OUTSIDE = re.compile(
 )
 
 
-def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
+def modules(*packages: str) -> Iterator[tuple[Path, list[tuple[int, str, type[ast.AST]]]]]:
+    """The path of each module, and its names."""
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+            yield path.relative_to(ROOT), read_names(path)
 
 
+@functools.cache
+def read_names(path: Path) -> list[tuple[int, str, type[ast.AST]]]:
+    """All names of a module. It is parsed once for all tests."""
+    return [*names_in(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+@functools.cache
 def words_of(name: str) -> list[str]:
     """`readHalf_answer` -> read, half, answer."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_").split("_")
 
 
-def names_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every name that the module gives: definitions, parameters, variables, attributes that it sets."""
+def names_in(tree: ast.Module) -> Iterator[tuple[int, str, type[ast.AST]]]:
+    """Every name that the module gives: definitions, parameters, variables, attributes that it sets. Each
+    with its line, and the type of its node."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.lineno, node.name
+            yield node.lineno, node.name, type(node)
         elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
+            yield node.lineno, node.arg, type(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
+            yield node.lineno, node.id, type(node)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.attr
+            yield node.lineno, node.attr, type(node)
 
 
 def find_words(*packages: str) -> Iterator[tuple[str, str, str]]:
     """Place, name and word of each name's words. Names of tests are sentences, so their words are not
     checked."""
-    for path, tree in modules(*packages):
-        for line, name in [(1, path.stem), *names_in(tree)]:
+    for path, names in modules(*packages):
+        for line, name, _ in [(1, path.stem, ast.Module), *names]:
             if not name.startswith("test_"):
                 yield from ((f"{path}:{line}", name, word) for word in words_of(name))
 
@@ -163,21 +173,21 @@ def find_spellings(text: str) -> list[str]:
 
 def test_no_class_or_function_has_a_name_of_the_dialect() -> None:
     wrong = [
-        f"{path}:{node.lineno} {node.name}"
-        for path, tree in modules("mlxrun")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.lstrip("_") in DIALECT_NAMES
+        f"{path}:{line} {name}"
+        for path, names in modules("mlxrun")
+        for line, name, kind in names
+        if issubclass(kind, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and name.lstrip("_") in DIALECT_NAMES
     ]
     assert wrong == []
 
 
 def test_every_class_name_occurs_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in modules("mlxrun"):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name.lstrip("_")].append(f"{path}:{node.lineno}")
+    for path, names in modules("mlxrun"):
+        for line, name, kind in names:
+            if kind is ast.ClassDef:
+                places[name.lstrip("_")].append(f"{path}:{line}")
     assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
@@ -196,7 +206,7 @@ def test_nothing_refers_to_lists_outside_the_repository() -> None:
 
 def test_the_check_sees_the_dialect() -> None:
     tree = ast.parse("class HalfAnswer:\n    def take(self, pieces): self.told = 1\n")
-    found = {word for _, name in names_in(tree) for word in words_of(name)} & set(DIALECT)
+    found = {word for _, name, _ in names_in(tree) for word in words_of(name)} & set(DIALECT)
     assert found == {"half", "pieces", "told"}
     assert (
         OUTSIDE.search("as A53 says")

@@ -25,10 +25,9 @@ from tests.clients.agents.zed import Zed
 from tests.helpers.scripted_model import run_scripted_server
 from tests.helpers.served_model import ModelServer
 
-# Whole sessions of Claude Code and Codex, each on an API of its own; of the agents on chat completions the
-# last turn, and all of it in the sweep.
-AGENTS = (ClaudeCode, Codex)
-SHORTER = (OpenCode, Continue, Cline, Zed, OpenWebUi)
+# A whole session of Claude Code; of the others the last turn, and all of it in the sweep.
+AGENTS = (ClaudeCode,)
+SHORTER = (Codex, OpenCode, Continue, Cline, Zed, OpenWebUi)
 SESSIONS = [
     *(pytest.param(make, TURNS, id=make.__name__) for make in AGENTS),
     *(pytest.param(make, TURNS[-1:], id=f"{make.__name__} briefly") for make in SHORTER),

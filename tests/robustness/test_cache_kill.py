@@ -356,23 +356,23 @@ def test_reproducible_jobs_are_equal_to_the_last_digit(zoo: Zoo, tmp_path: Path,
     same_bytes(whole, job)
 
 
-def test_a_kill_in_a_prompt_of_16k_tokens(zoo: Zoo, tmp_path: Path, jobs: list[Job]) -> None:
+def test_a_kill_in_a_prompt_of_8k_tokens(zoo: Zoo, tmp_path: Path, jobs: list[Job]) -> None:
     """After a kill at most `checkpoint_every` + one chunk are computed again."""
-    prompt = text_models.prompts(16, [16_384])[0]
+    prompt = text_models.prompts(16, [8192])[0]
     lines = [{"id": "long", "prompt": prompt, "max_tokens": 8, "temperature": 0}]
     sizes = {"scheduler__chunk": 256, "scheduler__prefill_budget": 4096, "cache__checkpoint_every": 1024}
     _, job = pair(jobs, tmp_path, zoo.text("llama"), lines, **sizes)
-    job.start(34)
-    job.kill_after(34, 0.0)
+    job.start(18)
+    job.kill_after(18, 0.0)
     assert job.kills == ["prefill"]
     done = job.computed
-    assert 34 * 256 <= done < 16_000
+    assert 18 * 256 <= done < 8000
     job.start()
     assert job.finish() == 0
-    assert job.computed - 16_383 <= 1024 + 256
+    assert job.computed - 8191 <= 1024 + 256
     last = job.manifest()["runs"][-1]
-    assert last["computed"] + last["reused"] == 16_384
-    assert last["computed"] <= 16_384 - done + 1024 + 256
+    assert last["computed"] + last["reused"] == 8192
+    assert last["computed"] <= 8192 - done + 1024 + 256
 
 
 def figures(whole: Job, job: Job) -> str:
