@@ -218,7 +218,10 @@ async def test_a_client_that_disconnects_waits_no_more() -> None:
         await until(lambda: not front.pool.slots[0].waiting)
 
 
-async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> None:
+async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlxrun.server.lifecycle.GRACE_SECONDS", 0.1)  # a death waits for no request
     gate = asyncio.Event()
     models = FakeModels(script=lambda name: make_script("begin", gate.wait, "end"))
     async with run_models_front(models) as front:

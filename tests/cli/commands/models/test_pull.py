@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,10 @@ def test_without_a_network_one_line_says_so(run: Run, command: str) -> None:
 @pytest.mark.slow
 def test_a_hub_that_accepts_and_never_answers_is_not_waited_for(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
-        for name in ("tiny-chat-4bit", ID):
-            found = run("show", name, url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with ThreadPoolExecutor() as pool:  # they wait at the same time
+            both = [*pool.map(lambda name: run("show", name, url=url), ("tiny-chat-4bit", ID))]
+        for found in both:
             assert found.returncode == 3 and "the hub cannot be reached" in found.stderr
             assert found.stderr.count("\n") == 1
 
