@@ -11,6 +11,7 @@ value.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 20  # lines of a list; the others are counted
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that neither `nan` nor `inf` is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return found
 
 
 def add_config_options(function: F) -> F:
@@ -126,7 +137,7 @@ def add_measure_options(function: F) -> F:
         "--scale",
         default=1.0,
         show_default=True,
-        type=click.FloatRange(0, 16, min_open=True),
+        type=FiniteRange(0, 16, min_open=True),
         help="Factor of all prompt and answer lengths.",
     )
     repeat = make_repeat_option("Runs of each side; medians are shown.")

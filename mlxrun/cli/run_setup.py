@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,38 @@ def judge_fit(config: Config, wanted: WantedRows) -> FitReport:
 
     with open_headers(config.model) as model, watch("reading the model's files", _end_process):
         return judge_model(replace(config, model=model), wanted, config.model.path)
+
+
+def read_engines(config: Config, info: LoadedModelInfo) -> list[tuple[Config, LoadedModelInfo]]:
+    """Return the config of each engine of a job, with its model. The first one is the job's own (`info`), a
+    second one plays the user. Two have their part of the memory each."""
+    from mlxrun.jobs.agents.agent_settings import make_user_config
+    from mlxrun.model.load.remote_headers import open_headers
+
+    user_config = make_user_config(config)
+    if user_config is None:
+        return [(config, info)]
+    with ExitStack() as stack:
+
+        def read(settings: ModelSettings) -> LoadedModelInfo:
+            model = stack.enter_context(open_headers(settings))
+            return read_model(model, weights=True, announce=False, digest=False)
+
+        own = read(config.model)
+        with _name_user_model():
+            user = read(user_config.model)
+        pairs = (config, own, user), (user_config, user, own)
+        return [(share_memory_limit(each, info, other), info) for each, info, other in pairs]
+
+
+@contextmanager
+def _name_user_model() -> Iterator[None]:
+    """Errors of the model that plays the user name its key."""
+    try:
+        yield
+    except MlxrunError as error:
+        error.args = (f"batch.user_model: {str(error).removeprefix('model.path: ')}",)
+        raise
 
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
@@ -213,11 +246,8 @@ def _make_setup(
         return await EngineClient.start(choose_engine_config(own), infos[at])
 
     if user_config is not None:
-        try:
+        with _name_user_model():
             info, user_preparer = load_preparer(user_config, preparer.folder or Path(), weights=True)
-        except MlxrunError as error:
-            error.args = (f"batch.user_model: {str(error).removeprefix('model.path: ')}",)
-            raise
         infos.append(info)
         user = JobSetup(user_config, hash_config(user_config), info, user_preparer, partial(start, 1), device)
     return JobSetup(config, digest, model_info, preparer, partial(start, 0), device, user=user)

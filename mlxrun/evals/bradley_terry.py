@@ -54,7 +54,7 @@ def read_judged_pairs(path: Path) -> list[JudgedPair]:
     """Read a JSONL file of pairs: `first`, `second` and `winner` (one of their names, or `tie`), and the `id`
     of the question. JobError with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot be read: {error}") from error
     found = [_parse_pair(path, number, text) for number, text in enumerate(lines, 1) if text.strip()]

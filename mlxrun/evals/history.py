@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -109,13 +110,15 @@ class CellTrend:
 def read_history(path: Path) -> list[HistoryRow]:
     """Read a history file; empty if there is none. JobError with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot be read: {error}") from error
     found = []
     for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
         try:
             row = HistoryRow(**json.loads(text))
             if not math.isfinite(row.value) or row.score_measure.better not in ("lower", "higher"):
@@ -161,8 +164,9 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
         if before is not None and before.measure != row.measure:
             raise JobError(f"{path}: the figures of {row.cell} have another unit; begin a new history")
     text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-    with wrap_write_errors(path, begun=False), path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    with wrap_write_errors(path, begun=False), path.open("ab+") as file:
+        is_cut = file.tell() and file.seek(-1, os.SEEK_END) and file.read() != b"\n"  # by an editor
+        file.write((b"\n" if is_cut else b"") + text.encode())
     return [*known, *rows]
 
 

@@ -62,12 +62,10 @@ def count_units(effect: float) -> int | None:
 
 def describe_power(result: PairedDifference, difference: float) -> ComparisonPower | None:
     """Describe the power of a comparison for a difference. None where the comparison has no standard error:
-    for quantiles, and for a single line or cluster."""
-    if result.error is None or result.units < 2:
+    for quantiles, for a single line or cluster, and for numbers that differ alike on every line."""
+    if not result.error or result.units < 2:
         return None
     deviation = result.error * math.sqrt(result.units)
-    if not deviation:
-        return ComparisonPower(0.0, difference, 2)
     units = count_units(difference / deviation)
     lines = None if units is None else math.ceil(units * result.lines / result.units)
     return ComparisonPower(find_effect(result.units) * deviation, difference, lines)

@@ -18,6 +18,7 @@ from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
 from mlxrun.core.errors import ConfigError
 from mlxrun.jobs.records.run_paths import JobPaths
+from tests.helpers.batch_fakes import write_job
 
 MODEL = Path(mlxrun.model.__file__).parent / "embedded/model"
 SUITE = """\
@@ -74,6 +75,24 @@ def test_a_run_is_verified_where_the_user_has_moved(
     template.write_text(template.read_text() + "{# changed #}")
     assert main(["verify", str(folder), "--user-model", str(tmp_path / "bob")]) == 2
     assert "user.model.template" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_memory_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model has its part of the limit. The twin: a job without a user has all of it."""
+    shutil.copytree(MODEL, tmp_path / "ann")
+    user = {"user": {"prompt": "Say hello."}, "max_turns": 2}
+    line = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "agent": user}
+    job = write_job(tmp_path, [line])
+    dry = ["batch", str(job), "--dry-run", "--set", "scheduler.memory_limit=1GB"]
+    assert main([*dry, "--set", f"batch.user_model={tmp_path}/ann"]) == main(dry) == 0
+    both = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory")]
+    starts = ("memory: fits: ", f"memory of {tmp_path}/ann, which plays the user: fits: ", "memory: fits: ")
+    assert all(each.startswith(start) for each, start in zip(both, starts, strict=True)), both
+    assert ["of the 475.0 MB that" in each for each in both] == [True, True, False], both
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    assert main(["eval", str(tmp_path / "suite.yaml"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "memory: embedded has " in out and f"memory: {tmp_path}/ann has " in out
 
 
 async def test_workers_on_ray_have_one_model_each(tmp_path: Path) -> None:

@@ -102,11 +102,13 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
         {"first": "a", "second": "b", "winner": "a", "id": "q1"},
         {"first": "b", "second": "a", "winner": "a"},
         {"first": "a", "second": "b", "winner": "tie", "id": 7},
+        '{"first": "a", "second": "b", "winner": "tie", "id": "8\u2028"}',
     ]
     assert read_judged_pairs(write(tmp_path, *rows)) == [
         JudgedPair("a", "b", 1.0, ("id", "q1")),
         JudgedPair("b", "a", 0.0, ("line", 2)),
         JudgedPair("a", "b", 0.5, ("id", "7")),
+        JudgedPair("a", "b", 0.5, ("id", "8\u2028")),
     ]
 
 

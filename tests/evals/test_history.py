@@ -104,6 +104,13 @@ def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert read_history(path) == [make_row(0.5)]
 
 
+def test_lines_end_with_line_feeds_only(tmp_path: Path) -> None:
+    """Not with what Unicode calls a line separator; empty lines are none."""
+    path, row = tmp_path / "nightly.jsonl", make_row(0.5, cell="a\u2028b")
+    path.write_text(json.dumps(asdict(row), ensure_ascii=False) + "\n\n")
+    assert read_history(path) == [row]
+
+
 def test_the_trend_is_drawn() -> None:
     [row] = list_cells(find_trends([make_row(each) for each in (0.5, 0.6, 0.55, 0.7)]))
     assert row["trend"] == "▁▅▃█" and row["newest [95 %]"] == "70.0 %" and row["change"] == "+15.0 points"
@@ -118,6 +125,8 @@ async def test_runs_are_noted_once(tmp_path: Path) -> None:
     assert len(add_runs(path, runs[:1])) == 1
     rows = add_runs(path, runs)
     assert add_runs(path, runs) == rows == read_history(path) and len(rows) == 2
+    path.write_text(path.read_text().splitlines()[0])  # as an editor leaves it that ends no last line
+    assert add_runs(path, runs) == rows == read_history(path)
     total = runs[0].manifest["scores"]["total"]
     assert (rows[0].value, rows[0].lines, rows[0].cell) == (total["share"], 8, "job.out.jsonl")
     assert rows[0].output == runs[0].manifest["output"]["sha256"]

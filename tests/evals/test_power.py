@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
@@ -40,6 +42,12 @@ def test_lines_and_points_of_a_comparison() -> None:
     pairs = np.repeat(before[::4], 4), np.repeat(after[::4], 4)
     clustered = describe_power(compare_scores(*pairs, clusters), 0.02)
     assert clustered is not None and clustered.lines is not None and clustered.lines > 3 * power.lines
+
+
+def test_numbers_that_differ_alike_show_no_power() -> None:
+    found = compare_scores([0.0, 1.0, 1.0], [1.0, 0.0, 1.0])
+    assert describe_power(found, 0.02) is not None
+    assert describe_power(replace(found, error=0.0), 0.02) is None
 
 
 def test_a_simulation_finds_the_difference_as_often_as_promised() -> None:

@@ -21,7 +21,7 @@ from mlxrun.cli.options import (
     name_model,
     say,
 )
-from mlxrun.cli.run_setup import judge_fit, load_preparer, make_command_setup
+from mlxrun.cli.run_setup import judge_fit, load_preparer, make_command_setup, read_engines
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import print_line
 
@@ -230,12 +230,12 @@ def _describe_time(model_info: ModelInfo, found: CheckedLines) -> str | None:
     return f"{span} without loading, by {earlier}, {answers}"
 
 
-def _describe_memory(config: Config, tokens: int) -> str:
+def _describe_memory(config: Config, info: ModelInfo, tokens: int) -> str:
     """Whether rows of so many tokens fit, and how many at a time."""
     from mlxrun.model.fit.verdict import WantedRows
 
     try:
-        return judge_fit(config, WantedRows(tokens=tokens)).verdict
+        return judge_fit(config, WantedRows(tokens=min(tokens, info.context_length))).verdict
     except MlxrunError as error:
         return f"not known: {error}"
 
@@ -257,8 +257,9 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     print_line(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
     print_line(pluralize(found.images, "image"))
     if found.largest and model_info.pooled is None:
-        largest = min(found.largest, model_info.context_length)
-        print_line(f"memory: {_describe_memory(loaded.config, largest)}")
+        for at, (config, info) in enumerate(read_engines(loaded.config, model_info)):
+            whose = f" of {config.model.path}, which plays the user" if at else ""
+            print_line(f"memory{whose}: {_describe_memory(config, info, found.largest)}")
     if (time_needed := _describe_time(model_info, found)) is not None:
         print_line(f"time: {time_needed}")
     return 1 if found.refused else 0

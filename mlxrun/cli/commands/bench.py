@@ -27,6 +27,7 @@ from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.cli.options import (
     F,
+    FiniteRange,
     add_config_options,
     add_json_option,
     add_measure_options,
@@ -114,7 +115,7 @@ _prompt_words = _make_count_option("--prompt-words", 180, "Words in each prompt.
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Send this many requests per second at random times, whether or not the server keeps up, instead "
     "of --concurrency.",
 )

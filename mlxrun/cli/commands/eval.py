@@ -273,10 +273,13 @@ class _EvalCommand:
         weights: dict[str, int] = {}
 
         def load(config: Config) -> LoadedModelInfo:
+            from mlxrun.jobs.agents.agent_settings import make_user_config
             from mlxrun.model.load.model_files import count_file_bytes
 
             info = read_model(config.model, weights=False)
             weights[config.model.path] = count_file_bytes(info.folder)
+            if (user_config := make_user_config(config)) is not None:
+                load(user_config)
             return info
 
         earlier = read_suite_manifest(self.folder / "suite.json") or {"cells": []}

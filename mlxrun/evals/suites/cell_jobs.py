@@ -203,7 +203,7 @@ class CellJobs:
         if not isinstance(found, RowSource):
             return {}
         try:
-            return {"examples": choose_examples(few_shot, found), "own_examples": own}
+            return {"examples": choose_examples(few_shot, found, own=own), "own_examples": own}
         except JobError as error:
             self.file.report(("tasks", name, "few_shot"), str(error))
             return {}

@@ -187,16 +187,16 @@ class TaskTemplate:
         """The position of the expected choice: its text, its letter, or its number from 0."""
         found: set[int] = set()
         if isinstance(value, str):
-            found = {at for at, text in enumerate(choices) if text == value}
-            if len(value) == 1 and value in _LETTERS and not found:
-                found = {_LETTERS.index(value)}
+            found = {choices.index(value)} if value in choices else set()
+            if len(value) == 1 and value in _LETTERS[: len(choices)]:
+                found.add(_LETTERS.index(value))
             elif value.isdecimal() and int(value) < len(choices):
                 found.add(int(value))
         elif isinstance(value, int) and not isinstance(value, bool):
             found = {value}
         column = f"the column {self.task.expected!r}" if self.task.expected is not None else "eval.expected"
         if len(found) > 1:
-            raise RowError(f"{column}: a value is the text of one choice and the number of another")
+            raise RowError(f"{column}: a value is the text of one choice and the letter or number of another")
         if not found or not 0 <= min(found) < len(choices):
             raise RowError(f"{column}: a value is neither the text, the letter nor the number of a choice")
         return found.pop()
@@ -298,10 +298,10 @@ def build_eval(task: SuiteTask) -> Json:
     return found
 
 
-def choose_examples(few_shot: FewShot, source: RowSource) -> list[tuple[int, Row]]:
+def choose_examples(few_shot: FewShot, source: RowSource, *, own: bool = False) -> list[tuple[int, Row]]:
     """Choose rows for examples, with their numbers from 1: one more than are used, if there are enough, of
     each value of `by`. The seed and the rows alone decide. JobError if there are too few rows, or one cannot
-    be read."""
+    be read. `own`: the rows are those of the task, none of which is an example of itself."""
     rng, wanted = random.Random(few_shot.seed), few_shot.count + 1
     chosen: dict[str, list[tuple[float, int, Row]]] = {}
     for count, (number, row) in enumerate(source.read(), 1):
@@ -312,8 +312,9 @@ def choose_examples(few_shot: FewShot, source: RowSource) -> list[tuple[int, Row
         if len(group) > 2 * wanted:  # the table may be large
             group[:] = heapq.nsmallest(wanted, group, key=lambda each: each[:2])
     most = max(map(len, chosen.values()), default=0)
-    if most < few_shot.count:
-        raise JobError(f"few_shot.count is {few_shot.count}, but {source.name} has {most} rows")
+    if most < few_shot.count + own:
+        why = ", and none is an example of itself" if own else ""
+        raise JobError(f"few_shot.count is {few_shot.count}, but {source.name} has {most} rows{why}")
     for group in chosen.values():
         group[:] = heapq.nsmallest(wanted, group, key=lambda each: each[:2])
     return [(at, row) for group in chosen.values() for _, at, row in group]

@@ -252,16 +252,20 @@ def _check_choice(spec: EvalSpec) -> None:
 
 def find_option(value: Any, options: list[str] | None) -> int | None:
     """Find the index of an expected option: given as its letter, its index from 0, or its text. None if there
-    is no such option."""
+    is no such option. ValueError if one option has this text, and another one this letter."""
     count = _MOST_OPTIONS if options is None else len(options)
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value < count else None
     if not isinstance(value, str):
         return None
+    found = {options.index(value)} if options is not None and value in options else set[int]()
     letter = value.strip().strip("().").upper()
     if len(letter) == 1 and 0 <= ord(letter) - ord("A") < count:
-        return ord(letter) - ord("A")
-    return options.index(value) if options is not None and value in options else None
+        found.add(ord(letter) - ord("A"))
+    if len(found) > 1:
+        both = "is the text of one option and the letter of another"
+        raise ValueError(f"eval.expected {value!r} {both}; give its index from 0")
+    return found.pop() if found else None
 
 
 def _check_likeliest(spec: EvalSpec) -> None:

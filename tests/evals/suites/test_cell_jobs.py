@@ -188,6 +188,10 @@ def test_a_column_that_some_rows_lack(tmp_path: Path, missing: int) -> None:
             "6:15: tasks.capitals.few_shot: few_shot.count is 9, but cities.csv has 3 rows",
         ),
         (
+            ("expected: capital", "few_shot: {answer: '{{ capital }}', count: 3}"),
+            "few_shot.count is 3, but cities.csv has 3 rows, and none is an example of itself",
+        ),
+        (
             ("expected: capital", "few_shot: {answer: '{{ capital }}', data: no.csv}"),
             "tasks.capitals.few_shot.data: no.csv: there is no such file",
         ),

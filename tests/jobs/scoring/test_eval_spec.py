@@ -58,6 +58,10 @@ class Half:
         ({"expected": {"type": "x"}, "match": "json_schema"}, "eval.expected is not a valid JSON Schema"),
         ({"expected": "?", "match": "choice"}, "eval.expected must be a letter"),
         ({"expected": "C", "match": "choice", "options": ["x", "y"]}, "eval.expected must be a letter"),
+        (
+            {"expected": "a", "match": "choice", "options": ["the", "a"]},
+            "eval.expected 'a' is the text of one option and the letter of another",
+        ),
         ({"expected": "A", "match": "choice", "options": ["x"]}, "eval.options must be a list of 2 to 26"),
         ({"expected": "A", "match": "choice", "options": ["x", 3]}, "eval.options must be a list"),
         ({"expected": 0, "match": "likeliest"}, "eval.context_chars must be"),
@@ -125,7 +129,7 @@ def test_metrics_need_choices() -> None:
         (" (b) ", None, 1),
         (1, None, 1),
         ("y", ["x", "y"], 1),
-        ("B", ["B", "A"], 1),  # a letter before a text
+        ("B", ["C", "B"], 1),
         ("y", None, 24),
         ("z", ["x", "y"], None),
         (2, ["x", "y"], None),

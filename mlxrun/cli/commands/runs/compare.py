@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxrun.cli.options import FiniteRange
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console, print_error, print_json, print_line
 
@@ -58,7 +59,7 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
 @click.option(
     "--equivalent-within",
     "margin",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="POINTS",
     help="Test whether the scores differ by less than so many points, or so much in their unit.",
 )
@@ -78,7 +79,7 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
 )
 @click.option(
     "--power",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="POINTS",
     help="Say how many lines show a difference of so many points (or so much in their unit), and what "
     "difference these lines show.",
@@ -141,7 +142,10 @@ def command(
     reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
     _print_result(found, options["show"], options["json_path"], reasons)
     if options["power"] is not None and any(each.total.power is None for each in found.comparisons):
-        print_error("mlxrun: --power: differences of quantiles, and of a single line, have no standard error")
+        print_error(
+            "mlxrun: --power is not known: differences of quantiles, of a single line, and of numbers that "
+            "differ alike on every line have no standard error"
+        )
     for reason in reasons:
         print_error(f"mlxrun: --fail-if {reason}")
     return 1 if reasons else 0

@@ -143,7 +143,7 @@ async def test_power_of_a_single_line_is_said_to_be_unknown(
 ) -> None:
     job = str(await run_lines(tmp_path, sampled_chats(1)))
     assert main(["compare", job, job, "--power", "2"]) == 0
-    assert "of a single line, have no standard error" in capsys.readouterr().err
+    assert "--power is not known: differences of quantiles, of a single line" in capsys.readouterr().err
 
 
 def test_judged_pairs_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +159,7 @@ def test_judged_pairs_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "says"),
     [
         (["a", "b", "c", "--fail-if", "regression"], "--fail-if has no effect with a comparison of each run"),
+        (["a", "b", "--power", "nan"], "Invalid value for '--power': nan is no finite number"),
         (["a", "--power", "1"], "--power has no effect with a comparison of each run"),
         (["a", "--judged", "p.jsonl"], "RUNS has no effect with --judged"),
         ([], "Missing argument 'RUNS...'"),
