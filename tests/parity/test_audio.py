@@ -248,7 +248,7 @@ def make_lines() -> list[dict[str, Any]]:
             "url": "/v1/chat/completions",
             "body": {
                 "messages": [{"role": "user", "content": [{"type": "text", "text": "what is "}, *given]}],
-                "max_tokens": 40,
+                "max_tokens": 60 if given else 8,  # the line of text ends first
             },
         }
         for name, given in cases.items()
@@ -272,6 +272,7 @@ def test_a_job_with_every_kind_of_media_is_killed_and_resumed(tmp_path: Path, zo
     wait_until(lambda: process.poll() is not None or has_bytes(answers), lambda: read_log(tmp_path))
     process.kill()
     assert process.wait() == -signal.SIGKILL, read_log(tmp_path)
+    assert len(answers.read_text().splitlines()) < len(lines), "nothing is left to resume"
     assert main(["batch", str(job), *options]) == 0
     expected = by_id(tmp_path / "alone.out.jsonl")
     assert by_id(tmp_path / "job.out.jsonl") == expected and len(expected) == len(lines)

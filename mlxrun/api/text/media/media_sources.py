@@ -18,7 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.api.text.media.media_kinds import BASE64_PDF, IMAGE, PDF, PDF_START, MediaLimit, Medium
+from mlxrun.api.text.media.media_kinds import (
+    AUDIO,
+    BASE64_PDF,
+    IMAGE,
+    PDF,
+    VIDEO,
+    MediaLimit,
+    Medium,
+    find_medium,
+)
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.core.field_errors import shorten
@@ -134,8 +143,9 @@ def _read_data(url: str, medium: Medium, most: MediaLimit) -> bytes:
     wrong = MediaError(f"expected data:{medium.mime};base64,...")
     if head is None:
         raise wrong
-    is_untyped = medium is PDF and head["type"].lower() in _ANY_TYPES
-    if not is_untyped and not head["type"].lower().startswith(medium.mime.removesuffix("...")):
+    usable = (AUDIO, VIDEO) if medium is AUDIO else (medium,)  # of a video, the sound is read
+    kind = head["type"].lower()
+    if kind not in _ANY_TYPES and not any(kind.startswith(each.mime.removesuffix("...")) for each in usable):
         raise wrong
     if not head["options"].lower().endswith(";base64"):
         raise MediaError("data URLs must be base64")
@@ -145,7 +155,7 @@ def _read_data(url: str, medium: Medium, most: MediaLimit) -> bytes:
     except (ValueError, binascii.Error) as exc:
         raise MediaError("not valid base64") from exc
     most.check(len(data))
-    if is_untyped and not data.startswith(PDF_START):
+    if kind in _ANY_TYPES and find_medium(data, "") not in usable:
         raise wrong
     return data
 

@@ -91,6 +91,7 @@ def test_broken_images_are_media_errors() -> None:
         ("data:image/png;base64,a b", "not valid base64"),
         ("data:image/png;base64,\u00e9", "not valid base64"),
         ("data:nonsense", "expected data:image/"),
+        ("data:application/octet-stream;base64,JVBERi0=", "expected data:image/"),
         ("ftp://model_info/x.png", "ftp: URLs are not supported; use a data: URL"),
         ("file:///etc/passwd", "file: URLs are not supported"),
         ("https://example.com/x.png", "set media.allow_urls: true"),
@@ -104,6 +105,11 @@ def test_broken_images_are_media_errors() -> None:
 )
 def test_refused_urls(url: str, words: str) -> None:
     assert words in refused(url)
+
+
+def test_an_untyped_image_is_read_by_its_content() -> None:
+    for kind in ("", "application/octet-stream"):
+        assert load(data_url(encoded(plain()), kind)).size == (3, 2)
 
 
 def test_encoded_bytes_are_limited() -> None:

@@ -41,6 +41,14 @@ async def test_data_and_a_path_give_the_models_samples(tmp_path: Path) -> None:
     assert len(found[0].samples) == RATE // 2 and np.array_equal(found[0].samples, found[1].samples)
 
 
+async def test_files_of_videos_and_untyped_ones_are_heard() -> None:
+    """Clients name a WebM with sound only as a video."""
+    for kind, mime in (("webm", "video/webm"), ("wav", "application/octet-stream"), ("mp3", "")):
+        data = audio_url(make_audio(kind)).partition(",")[2]
+        (found,) = await load(MediaRef(f"data:{mime};base64,{data}", "p", AUDIO))
+        assert len(found.samples) >= RATE // 2
+
+
 @pytest.mark.parametrize(
     ("refs", "options", "said"),
     [
