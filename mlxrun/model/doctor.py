@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.report import LoadCheckReport, describe_check, describe_methods
 from mlxrun.model.machine import device
-from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
+from mlxrun.model.machine.blas import ADVICE, find_loaded_blas, hold_blas_threads
 from mlxrun.model.machine.decisions import (
     Decision,
     decide_kernel,
@@ -36,6 +37,8 @@ from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
 MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
+ROWS, WIDTHS = 8, (576, 1536)  # a product of decoding rows in a model of 135M parameters
+WAITING = 2  # a note where threads make it so many times slower than one
 
 
 def check_machine(config: Config) -> list[Finding]:
@@ -55,6 +58,8 @@ def check_machine(config: Config) -> list[Finding]:
     found += [check_memory(facts), *report_decisions(config)]
     if facts["backend"] == "cpu":
         found += [check_blas(find_loaded_blas(), measure_matmul()), check_compiler()]
+        if facts.get("blas_threads", 1) > 1 and not facts["blas_threads_fixed"]:
+            found.append(check_blas_threads(facts["blas_threads"], *measure_threads()))
     return found
 
 
@@ -109,6 +114,34 @@ def measure_matmul() -> float:
         mx.eval(a @ a)
         best = min(best, time.perf_counter() - start)
     return 2 * MATMUL_SIZE**3 / best / 1e9
+
+
+def check_blas_threads(threads: int, every: float, one: float) -> Finding:
+    """Whether OpenBLAS' threads wait for each other, by seconds of a small product with all and with one."""
+    times = [f"{1000 * seconds:.2f} ms" for seconds in (every, one)]
+    value = f"a product of {ROWS} rows takes {times[0]} with {threads} threads and {times[1]} with one"
+    waits = every > WAITING * one
+    advice = "other programs compute here: engine.blas_threads: 1 is faster while they do" if waits else ""
+    facts = {"threads": threads, "seconds": every, "seconds_with_one": one}
+    return Finding("device", "BLAS threads", "note" if waits else "ok", value, advice, facts)
+
+
+def measure_threads() -> tuple[float, float]:
+    """Seconds of a product of few rows, medians: with the threads that OpenBLAS has, and with one."""
+    rows, weight = mx.random.normal((ROWS, WIDTHS[0])), mx.random.normal(WIDTHS)
+    mx.eval(rows @ weight)
+
+    def measure() -> float:
+        times, end = list[float](), time.perf_counter() + MATMUL_SECONDS
+        while not times or time.perf_counter() < end:
+            start = time.perf_counter()
+            mx.eval(rows @ weight)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    every = measure()
+    with hold_blas_threads(1):
+        return every, measure()
 
 
 def check_compiler() -> Finding:

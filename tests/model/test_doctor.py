@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from mlxrun.config.settings import Config
 from mlxrun.model import doctor
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load_check.report import ComparedWindow, LoadCheck, LoadCheckReport
+from mlxrun.model.machine.blas import describe_blas
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
 
@@ -91,6 +93,43 @@ def test_the_rate_of_the_matmul_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doctor, "MATMUL_SIZE", 32)
     monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.0)
     assert doctor.measure_matmul() > 0
+
+
+def test_threads_that_wait_for_each_other_are_a_note() -> None:
+    busy, quiet = doctor.check_blas_threads(2, 0.014, 0.0003), doctor.check_blas_threads(2, 0.0002, 0.0003)
+    assert busy.level == "note" and "engine.blas_threads: 1" in busy.advice
+    assert busy.value == "a product of 8 rows takes 14.00 ms with 2 threads and 0.30 ms with one"
+    assert quiet.level == "ok" and not quiet.advice
+
+
+def test_threads_are_measured_and_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time is of one thread, whatever the process has."""
+    monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.0)
+    threads: list[int | None] = []
+    median = doctor.statistics.median
+
+    def watched(times: list[float]) -> float:
+        threads.append(describe_blas().get("blas_threads"))
+        return median(times)
+
+    before = describe_blas().get("blas_threads")
+    monkeypatch.setattr(doctor.statistics, "median", watched)
+    assert min(doctor.measure_threads()) > 0
+    assert threads == [before, before and 1]
+    assert describe_blas().get("blas_threads") == before
+
+
+@pytest.mark.parametrize(("threads", "fixed"), [(2, False), (2, True), (1, False), (None, False)])
+def test_only_threads_that_nobody_fixed_are_measured(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, fixed: bool
+) -> None:
+    monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.0)
+    facts = {"backend": "cpu", "name": "x"}
+    if threads is not None:
+        facts |= {"blas_threads": threads, "blas_threads_fixed": fixed}
+    monkeypatch.setattr(doctor, "describe_device", lambda settings: facts)
+    found = [finding.name for finding in doctor.check_machine(Config())]
+    assert ("BLAS threads" in found) is (threads == 2 and not fixed)
 
 
 def test_weights_without_a_use_are_a_note() -> None:
