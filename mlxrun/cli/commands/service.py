@@ -16,12 +16,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model, say
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
+
+if TYPE_CHECKING:
+    from mlxrun.config.loading import LoadedConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
@@ -124,7 +128,8 @@ def install(
             file.path.unlink()  # a later login would start it
         raise
     say(f"wrote {file.path}")
-    say(f"started; `mlxrun service status --name {name}` shows it, and its log is read by\n  {file.logs}")
+    say(f"started; `mlxrun service status --name {name}` shows it")
+    say(f"its log: {file.logs}")
 
 
 @command.command()
@@ -133,7 +138,7 @@ def restart(name: str) -> None:
     """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
     file = find_installed_file(name)
     _start(file)
-    say(f"started again; its log is read by\n  {file.logs}")
+    say(f"started again; its log: {file.logs}")
 
 
 @command.command()
@@ -155,8 +160,10 @@ def uninstall(name: str) -> None:
 
 
 def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
-    """A service with this config. ConfigError if that is wrong."""
-    loaded = load_command_config(config_path, name_model(model, sets), several=True)
+    """A service with this config. ConfigError if that is wrong, or would be with the variables of a
+    service."""
+    named = name_model(model, sets)
+    loaded = load_command_config(config_path, named, several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
         arguments += ["-c", str(Path(loaded.path).resolve())]
@@ -166,9 +173,23 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
         for key, value in sorted(os.environ.items())
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
+    check_variables(loaded, named, kept)
     kept["PATH"] = make_path(shutil.which(COMPILER))
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
     return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
+
+
+def check_variables(loaded: LoadedConfig, sets: tuple[str, ...], kept: Mapping[str, str]) -> None:
+    """ConfigError if the config is wrong, or another one, with the variables that the service has: `kept`."""
+    from mlxrun.config.loading import load_config
+
+    lacks = "which the shell has and a service has not; a config reads a key from a file, as ${file:/PATH}"
+    try:
+        again = load_config(loaded.path, sets, kept)
+    except ConfigError as error:
+        raise ConfigError.from_problems(f"{each}, {lacks}" for each in error.problems) from error
+    if again.config != loaded.config:
+        raise ConfigError(f"the config needs variables {lacks}")
 
 
 def make_path(compiler: str | None) -> str:

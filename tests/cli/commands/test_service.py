@@ -59,7 +59,7 @@ def test_a_service_of_systemd(
         for each in ("daemon-reload", f"enable {unit_name}", f"restart {unit_name}")
     ]
     assert read_log(place) == calls
-    assert f"journalctl --user -u {unit_name} -f" in capsys.readouterr().err
+    assert f"its log: journalctl --user -u {unit_name} -f\n" in capsys.readouterr().err
     assert main(["service", "restart", "--name", "prod"]) == 0
     assert read_log(place) == [*calls, *calls]
     assert (place / ".config/systemd/user/mlxrun-prod.service").read_text() == unit
@@ -113,6 +113,35 @@ def test_a_wrong_config_is_not_installed(place: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert "server.prt: unknown key" in said and "--name ../a" in said and "there is no such service" in said
     assert not (place / "log").exists() and not (place / ".config").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "variable", "said"),
+    [
+        ("server: {api_keys: {team: '${TEAM_KEY}'}}", "TEAM_KEY", "api_keys.team: the environment variable"),
+        ("model: {path: '${PLACE}'}", "PLACE", "model.path: the environment variable PLACE is not set"),
+        ("", "MLXRUN_SERVER__API_KEYS__TEAM", "the config needs variables"),
+    ],
+    ids=["key", "other", "of mlxrun"],
+)
+def test_variables_that_a_service_lacks(
+    config: str,
+    variable: str,
+    said: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The shell has them, so that only the service would fail, or have no keys."""
+    (place / "mlxrun.yaml").write_text(config)
+    monkeypatch.setenv(variable, "a/0123456789abcdef")
+    assert main(["config", "check"]) == 0 and main(["service", "install"]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "${file:/PATH}" in shown and not (place / "log").exists()
+    (place / "key").write_text("sesame-0123456789abcdef")
+    (place / "mlxrun.yaml").write_text(f"server: {{api_keys: {{team: '${{file:{place}/key}}'}}}}")
+    monkeypatch.delenv(variable)
+    assert main(["service", "install"]) == 0
 
 
 def test_a_service_is_removed_whatever_the_config_here_is(
