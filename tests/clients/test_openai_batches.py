@@ -240,10 +240,10 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
             lines = [*chats(count), chat("wrong", "hello", temprature=1)]
             made.append((await site.create(await site.upload(lines)))["id"])
     rng = random.Random()
-    for _ in range(8):
+    for _ in range(4):
         wanted = count_answered(place.root) + rng.randrange(1, 4)
         process = processes.Process(
-            target=serve, args=(place.root, 55)
+            target=serve, args=(place.root, 110)
         )  # in all, less than the first batch needs
         process.start()
         async with asyncio.timeout(60):
@@ -252,7 +252,7 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
         process.kill()
         process.join()
         assert process.exitcode == -9
-    assert 8 <= count_answered(place.root) < 85
+    assert 4 <= count_answered(place.root) < 85
     place = replace(place, engine=True)
     async with place.run() as site:
         for batch, count in zip(made, (60, 25), strict=True):
@@ -262,5 +262,5 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
             ids = [record["custom_id"] for record in await site.records(done["output_file_id"])]
             assert sorted(ids) == sorted(line["custom_id"] for line in chats(count))
             assert len(await site.records(done["error_file_id"])) == 1
-        assert sum(site.client.tries.values()) <= 77  # what the others had done was not done again
+        assert sum(site.client.tries.values()) <= 81  # what the others had done was not done again
         assert len((await site.send("GET", "/v1/files"))["data"]) == 6

@@ -4,8 +4,8 @@ the record is that of the same conversation without a kill."""
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tests.helpers.agent_bench import (
     write_tools,
 )
 from tests.helpers.batch_fakes import by_id, write_job
+from tests.helpers.batches_server import make_processes
 from tests.helpers.command_processes import read_log, start_command, wait_until
 from tests.helpers.storm_counts import count, make_rng
 
@@ -34,10 +35,17 @@ ANSWERS = [
 STEPS = [2, 5, 7]  # that are done before each answer but the first
 
 
-def kill_at(job: Path, answers: Sequence[str], stop_at: int, steps: int) -> None:
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkServerContext]:
+    with make_processes() as context:
+        yield context
+
+
+def kill_at(
+    processes: ForkServerContext, job: Path, answers: Sequence[str], stop_at: int, steps: int
+) -> None:
     """Run the job until so many steps are written and the next answer has begun, and kill it."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_agents_in_process, args=(job, answers, stop_at))
+    process = processes.Process(target=run_agents_in_process, args=(job, answers, stop_at))
     process.start()
     turns = JobPaths(job).turns
     wait_until(
@@ -57,13 +65,13 @@ async def run_whole(folder: Path, line: object) -> bytes:
     return bench.paths.out.read_bytes()
 
 
-async def test_kills_between_turns(tmp_path: Path) -> None:
+async def test_kills_between_turns(tmp_path: Path, processes: ForkServerContext) -> None:
     line = agent_line(state={"total": 0})
     whole = await run_whole(tmp_path / "whole", line)
     write_tools(tmp_path)
     job = write_job(tmp_path, [line])
     for at, steps in enumerate(STEPS, 1):
-        kill_at(job, ANSWERS, at, steps)
+        kill_at(processes, job, ANSWERS, at, steps)
     bench = AgentBench(job, script=answer_in_turn(*ANSWERS))
     assert (await bench.run()).exit_code == 0
     assert "1 conversation of the last run will be continued" in bench.said
@@ -74,12 +82,12 @@ async def test_kills_between_turns(tmp_path: Path) -> None:
 
 
 async def test_a_journal_that_is_forgotten_would_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, processes: ForkServerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation twin: earlier steps are not read."""
     write_tools(tmp_path)
     job = write_job(tmp_path, [agent_line()])
-    kill_at(job, ANSWERS, 1, STEPS[0])
+    kill_at(processes, job, ANSWERS, 1, STEPS[0])
     monkeypatch.setattr(TurnJournal, "read", lambda self, index: None)
     bench = AgentBench(job, script=answer_in_turn(*ANSWERS))
     await bench.run()
@@ -87,7 +95,9 @@ async def test_a_journal_that_is_forgotten_would_be_seen(
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.sweep) for seed in range(6)])
-async def test_kills_at_any_moment(tmp_path: Path, seed: int, night: int) -> None:
+async def test_kills_at_any_moment(
+    tmp_path: Path, processes: ForkServerContext, seed: int, night: int
+) -> None:
     """Eight kills of sixteen conversations: the same records, and a call is made twice only if it ran."""
     names = [f"c{at:02}" for at in range(16)]
     lines = [agent_line(name, tools=[f"{name}.py:add"]) for name in names]
@@ -98,10 +108,9 @@ async def test_kills_at_any_moment(tmp_path: Path, seed: int, night: int) -> Non
             (folder / f"{name}.py").write_text(COUNTER)
         job, rng = write_job(folder, lines), make_rng(seed, night)
         for _ in range(0 if folder.name == "whole" else 8):
-            context = multiprocessing.get_context("spawn")
-            process = context.Process(target=run_agents_in_process, args=(job, ANSWERS, 99, 0.05))
+            process = processes.Process(target=run_agents_in_process, args=(job, ANSWERS, 99, 0.05))
             process.start()
-            process.join(3 + 4 * rng.random())
+            process.join(0.3 + 3 * rng.random())
             count("kills of conversations", int(process.is_alive()))
             process.kill()
             process.join()

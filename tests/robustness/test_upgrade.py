@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.kept_state import KEPT, check_state, write_state
+from tests.helpers.model_fixtures import mark_sweep
 
 pytestmark = pytest.mark.thorough
 
@@ -29,14 +30,15 @@ def test_the_state_of_an_older_version_is_opened(tmp_path: Path, version: str) -
     check_state(tmp_path, json.loads((KEPT / version / "known.json").read_text()))
 
 
-def test_what_is_lost_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lost", mark_sweep(["responses.sqlite", "batches/{unfinished}/job/*.out.jsonl"], ["responses.sqlite"])
+)
+def test_what_is_lost_is_seen(tmp_path: Path, lost: str) -> None:
     """The counterpart: a state without its stored responses, and one without the lines that were done."""
     version = sorted(KEPT.iterdir())[-1]
     known = json.loads((version / "known.json").read_text())
-    for number, lost in enumerate(("responses.sqlite", f"batches/{known['unfinished']}/job/*.out.jsonl")):
-        folder = tmp_path / str(number)
-        shutil.copytree(version / "data", folder / "data")
-        (path,) = (folder / "data").glob(lost)
-        path.unlink()
-        with pytest.raises((AssertionError, KeyError)):
-            check_state(folder, known)
+    shutil.copytree(version / "data", tmp_path / "data")
+    (path,) = (tmp_path / "data").glob(lost.format(unfinished=known["unfinished"]))
+    path.unlink()
+    with pytest.raises((AssertionError, KeyError)):
+        check_state(tmp_path, known)
