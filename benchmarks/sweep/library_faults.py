@@ -234,6 +234,63 @@ print(mx.array_equal(before, language(ids).logits).item())
 """,
         "False",
     ),
+    LibraryFault(
+        ("gemma4",),
+        "of several sounds, the padding of a shorter one takes the tokens of the next.",
+        "More than one sound in a prompt is refused.",
+        """model, _ = load("gemma4")
+features, mask = mx.random.normal((2, 64, 128)), mx.ones((2, 64))
+mask[0, 32:] = 0  # the first sound has 8 tokens, the second 16
+ids = mx.array([[model.config.audio_token_id] * 24])
+made = model.get_input_embeddings(ids, input_features=features, input_features_mask=mask).inputs_embeds
+print(mx.abs(made[0, 8:16]).max().item())
+""",
+        "0.0",
+    ),
+    LibraryFault(
+        ("gemma4_unified",),
+        "tokens of an image see each other, so a prompt is computed at once, but in chunks beside a sound.",
+        "Images and videos beside sound are refused, since their answers depend on the length of chunks.",
+        """model, _ = load("gemma4_unified")
+image, sound = model.config.image_token_id, model.config.audio_token_id
+prompts = [mx.array([[image] * 4]), mx.array([[image] * 4 + [sound]])]
+print([model.chunked_prefill_policy(input_ids=ids) for ids in prompts])
+""",
+        "[False, True]",
+    ),
+    LibraryFault(
+        ("nemotron_h_nano_omni",),
+        "features of a video take the tokens of images, and a prompt with both is an error.",
+        "Videos beside images or sound are refused.",
+        """model, _ = load("nemotron_h_nano_omni")
+ids, pixels = mx.array([[model.img_context_token_id] * 4]), mx.ones((1, 3, 32, 32))
+try:
+    model.get_input_embeddings(ids, pixels, pixel_values_videos=pixels)
+except ValueError as error:
+    print(error)
+""",
+        "Use separate requests for Nemotron image and video inputs.",
+    ),
+    LibraryFault(
+        ("inkling",),
+        "processors do not say which arrays belong to which image.",
+        "Images beside sound are refused, since they are not told apart.",
+        """_, processor = load("inkling")
+images, prompts = [Image.new("RGB", (40, 40))] * 2, ["<|image_pad|>and<|image_pad|>"]
+made = prepare_inputs(processor, images=images, prompts=prompts)
+print(sorted(made), len(made["pixel_values"]))
+""",
+        "['attention_mask', 'input_ids', 'pixel_values'] 4",
+    ),
+    LibraryFault(
+        ("mimo_v2",),
+        "sounds are encoded by a model of another library, in a folder beside the weights.",
+        "Sound is refused, since nothing compares that model.",
+        """_, processor = load("mimo_v2")
+print(processor.audio_tokenizer_path.name, processor.audio_tokenizer_path.exists())
+""",
+        "audio_tokenizer False",
+    ),
 )
 
 
