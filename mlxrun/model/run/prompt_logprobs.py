@@ -20,6 +20,7 @@ from mlxrun.model.hooks.quantized_layers import bound_transients
 from mlxrun.model.run.hidden_hook import HiddenStateHook, find_hidden_hook
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.run.sampler import add_exponentials
 
 SLICE_BYTES = 1 << 25  # of float32 logits in a slice, and in all slices that are not evaluated yet
 MIN_SLICE_BYTES = 1 << 22  # the same for a model of few weights, beside which 32 MB would be much
@@ -230,7 +231,7 @@ def compute_logprobs(
     of the likeliest tokens. These are `count` or V tokens, best first. Ties go to the lowest id, since MLX's
     sorts and partitions are stable."""
     raw = logits.astype(mx.float32)
-    total = mx.logsumexp(raw, axis=-1, keepdims=True)
+    total = add_exponentials(raw)
     own = mx.take_along_axis(raw, targets[:, None], axis=-1)
     chosen, ranks = (own - total)[:, 0], 1 + mx.sum(raw > own, axis=-1)
     width = raw.shape[-1]

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from mlxrun.core.request import SamplingParams
-from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler, _make_bias, read_sampled
+from mlxrun.model.run.sampler import (
+    RowSampling,
+    SampledBatch,
+    Sampler,
+    _make_bias,
+    add_exponentials,
+    read_sampled,
+)
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -52,6 +59,20 @@ def logits(seed: int, rows: int, vocab: int = VOCAB) -> np.ndarray:
 
 def started(params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> RowSampling:
     return RowSampling.start(params, prompt, output, VOCAB)
+
+
+@pytest.mark.parametrize("vocab", [49_152, 50_257, 64, 50])
+def test_unlikely_tokens_are_not_lost(vocab: int) -> None:
+    """Added one after the other in float32, they are lost beside a likely one."""
+    x = 1.5 * logits(0, 8, vocab)
+    x[:, 7] += 22
+    x[:, 9] = -np.inf
+    wanted = np.log(np.exp(x.astype(np.float64)).sum(axis=-1, keepdims=True))
+    assert np.abs(np.array(add_exponentials(mx.array(x))) - wanted).max() < 2e-5
+    lost = np.abs(np.array(mx.logsumexp(mx.array(x), axis=-1, keepdims=True)) - wanted).max()
+    assert vocab < 1000 or mx.default_device() != mx.Device(mx.cpu) or lost > 5e-5, "MLX adds well by itself"
+    nothing = add_exponentials(mx.full((1, vocab), -mx.inf))
+    assert nothing.item() == -np.inf
 
 
 def tokens(batch: SampledBatch) -> list[int]:
