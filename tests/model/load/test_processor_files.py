@@ -151,8 +151,10 @@ SLOW = pytest.param("phi4_siglip", marks=pytest.mark.sweep)
 def test_pixels_and_tokens_are_the_librarys(tmp_path: Path, family: str) -> None:
     made = Family(family, tmp_path)
     cases = [case for case in CASES if len(case) == 1 or VISION[family].most > 1]
-    cases = [case for case in cases if family != "kimi_vl" or "tiny" not in case]
-    different = {str(c): list_differences(made.process(c), made.prepare_by_library(c)) for c in cases}
+    expected = {str(case): made.prepare_by_library(case) for case in cases}
+    whole = [case for case in cases if np.all(expected[str(case)].get("image_grid_hws", 1))]
+    different = {str(case): list_differences(made.process(case), expected[str(case)]) for case in whole}
+    assert len(whole) == (6 if family == "kimi_vl" else len(cases))  # see the test of images without a patch
     assert {case: names for case, names in different.items() if names} == {}
     assert made.info.process(made.render(["wide"]), [Image.fromarray(make_pixels(90, 50))]).image_spans
 
