@@ -116,6 +116,41 @@ except IndexError as error:
         "list index out of range",
     ),
     LibraryFault(
+        ("llama4",),
+        "an image of several tiles has tokens for the whole image too, but no pixels of it. Their features "
+        "are read from beyond the end of an array.",
+        "The whole image follows its tiles, as in transformers.",
+        """_, processor = load("llama4")
+made = prepare_inputs(processor, images=[Image.new("RGB", (90, 50))], prompts=["a<|image|>b"])
+tokens = made["input_ids"] == processor.tokenizer.convert_tokens_to_ids("<|patch|>")
+print(tokens.sum().item(), len(made["pixel_values"]) * 4)
+""",
+        "12 8",
+    ),
+    LibraryFault(
+        ("molmo",),
+        "several images of a prompt become prompts of their own, each with all of the text.",
+        "More than one image in a prompt is refused.",
+        """_, processor = load("molmo")
+made = prepare_inputs(processor, images=[Image.new("RGB", (40, 40))] * 2, prompts=["ab"])
+print(len(made["input_ids"]))
+""",
+        "2",
+    ),
+    LibraryFault(
+        ("paddleocr_vl",),
+        "two images of different sizes are an error, and two of one size are the frames of one image.",
+        "More than one image in a prompt is refused.",
+        """_, processor = load("paddleocr_vl")
+text = "a<|IMAGE_PLACEHOLDER|>b<|IMAGE_PLACEHOLDER|>"
+try:
+    prepare_inputs(processor, images=[Image.new("RGB", (40, 40))] * 2, prompts=[text])
+except ValueError as error:
+    print(str(error).partition("error: ")[2])
+""",
+        "index 1 is out of bounds for axis 0 with size 1",
+    ),
+    LibraryFault(
         ("paligemma",),
         "an image behind text loses its last features: tokens get those of their index in the prompt.",
         "The library embeds a prompt that begins with the image (the hook `tiles`).",

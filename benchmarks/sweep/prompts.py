@@ -18,7 +18,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 
 LENGTHS = (1, 3, 9, 20, 45, 80)  # tokens of the prompts; the windows of the tiny models hold 8
 CONTINUED = (20, 80)  # prompts that another one continues
-PICTURES = ((90, 50), (40, 100), (20, 20))  # width and height in pixels: wide, tall, tiny
+PICTURES = ((90, 50), (40, 100), (30, 30))  # width and height in pixels: wide, tall, tiny
 
 Requests = dict[str, Request]
 

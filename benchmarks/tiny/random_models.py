@@ -16,7 +16,14 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from benchmarks.tiny.byte_tokenizer import EOS, TOKEN_ID, VOCAB, save_tokenizer, write_json
+from benchmarks.tiny.byte_tokenizer import (
+    EOS,
+    TOKEN_ID,
+    VOCAB,
+    place_specials,
+    save_tokenizer,
+    write_json,
+)
 from benchmarks.tiny.processor_files import PROCESSORS, write_processor
 from benchmarks.tiny.text_configs import make_text_config
 from benchmarks.tiny.vision_configs import make_vision_config
@@ -68,8 +75,8 @@ def write_vision_model(
 
 @functools.cache
 def shrink_tower(family: str) -> None:
-    """Give a tower smaller sizes that are in the library's code, for the rest of the process. The token of
-    Phi-4's sounds is there too."""
+    """Give a tower smaller sizes that are in the library's code, for the rest of the process. Ids of tokens
+    are there too."""
     if family == "fastvlm":
         from mlx_vlm.models.fastvlm.config import VisionConfig
 
@@ -80,11 +87,26 @@ def shrink_tower(family: str) -> None:
         vision.gemma3n_mobilenet_def = lambda: _list_blocks(vision)
         adapter = vision.MobileNetV5MultiScaleFusionAdapter
         vision.MobileNetV5MultiScaleFusionAdapter = functools.partial(_make_adapter, adapter)
+    if family == "hunyuan_vl":
+        from mlx_vlm.models.hunyuan_vl.processing_hunyuan_vl import HunYuanVLProcessor
+
+        names = {"IMAGE": "<image>", "IM_START": "<|vision_start|>", "IM_END": "<|vision_end|>"}
+        for name, token in (names | {"PAD": "<|endoftext|>"}).items():
+            setattr(HunYuanVLProcessor, f"{name}_TOKEN_ID", TOKEN_ID[token])
+    if family == "dots_ocr":
+        from mlx_vlm.models.dots_ocr.processing_dots_ocr import DotsVLProcessor
+
+        DotsVLProcessor.__setattr__ = _set_dots_token
     if family == "phi4mm":
         from mlx_vlm.models.phi4mm import processing_phi4mm as processing
 
         processing.DEFAULT_AUDIO_TOKEN = "<|audio_pad|>"
         processing.AUDIO_TOKEN_INDEX = TOKEN_ID["<|audio_pad|>"]
+
+
+def _set_dots_token(processor: Any, name: str, value: Any) -> None:
+    own = place_specials(PROCESSORS["dots_ocr"].specials)["<|imgpad|>"]
+    object.__setattr__(processor, name, own if name == "image_token_id" else value)
 
 
 def _list_blocks(vision: Any) -> list[list[Any]]:

@@ -44,7 +44,7 @@ VISION: dict[str, VisionFamily] = {
     "kimi_vl": VisionFamily(4, "patches"),
     "kimi_k25": VisionFamily(4, "patches"),
     "glm_ocr": VisionFamily(4, "grid", wrapped=True),
-    "paddleocr_vl": VisionFamily(4, "still", text=parts.PADDLE, flat=True, wrapped=True),
+    "paddleocr_vl": VisionFamily(4, "still", text=parts.PADDLE, flat=True, wrapped=True, most=1),
     "minicpmo": VisionFamily(4, "bounds", own={"init_audio": False, "init_tts": False, "query_num": 4}),
     "minicpmv4_6": VisionFamily(4, "bounds"),
     "lfm2_vl": VisionFamily(
@@ -109,9 +109,15 @@ VISION: dict[str, VisionFamily] = {
     "llmjpvl": VisionFamily(4, text={"model_type": "llama"}, tower=parts.SIGLIP),
     "nemotron_h_nano_omni": VisionFamily(4, text=parts.NEMOTRON, own=parts.NEMOTRON_OWN),
     "fastvlm": VisionFamily(4, tower=parts.FAST_TOWER, own=parts.FAST),
-    "molmo": VisionFamily(4, "crops", text=parts.MOLMO, tower=parts.MOLMO_TOWER),
+    "molmo": VisionFamily(4, "crops", text=parts.MOLMO, tower=parts.MOLMO_TOWER, most=1),
     "molmo2": VisionFamily(
-        4, "pooled", tower=parts.MOLMO2_TOWER, own={"image_patch_id": IMAGE}, wrapped=True, runs=2
+        4,
+        "pooled",
+        tower=parts.MOLMO2_TOWER,
+        own={"image_patch_id": IMAGE},
+        wrapped=True,
+        runs=2,
+        most=1,
     ),
     "jina_vlm": VisionFamily(4, "crops", text=parts.JINA, tower=parts.JINA_TOWER),
     "moondream2": VisionFamily(16, "channels", tower=parts.MOONDREAM_TOWER, most=1, first=True),

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
@@ -144,7 +146,15 @@ class LoadedModelInfo:
                 reason = _explain_refusal(error)
                 name = PLURALS["video" if videos else "audio" if audio and not images else "image"]
                 raise MediaError(f"the model's processor refused the {name}: {reason}") from error
-        ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
+        prompts = np.atleast_2d(arrays.pop("input_ids"))
+        if len(prompts) > 1:
+            raise MediaError(
+                f"the model's processor makes {len(prompts)} prompts of {len(images)} images: this model "
+                "takes one image in a prompt"
+            )
+        if any(key.startswith(("image_grid", "grid_")) and not np.all(arrays[key]) for key in arrays):
+            raise MediaError("an image is too small for this model: its processor makes no patch of it")
+        ids = tuple(int(i) for i in prompts[0])
         for unused in ("attention_mask", "labels"):
             arrays.pop(unused, None)
         if audio and "audio" not in group_by_kind(arrays):

@@ -42,6 +42,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     add_sound_features(processor, config)
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
+    add_whole_images(getattr(processor, "image_processor", None))
     keep_one_start(getattr(processor, "tokenizer", None))
     extractor = getattr(processor, "feature_extractor", None)
     evaluate_arrays(extractor)
@@ -65,6 +66,20 @@ def add_naflex_images(processor: Any, config: Mapping[str, Any]) -> Any:
         image_std=[0.5, 0.5, 0.5],
     )
     return Phi4SigLipProcessor(images, processor)
+
+
+def add_whole_images(component: Any) -> None:
+    """Let Llama 4's image processor make the whole image behind its tiles, as transformers' does. mlx-vlm
+    makes tokens for its features, and reads them from beyond the end of those of the tiles."""
+    kind: type[Any] = type(component)
+    if kind.__module__ != "mlx_vlm.models.llama4.processing_llama4":
+        return
+
+    def split(self: Any, image: Any, ratio: tuple[int, int]) -> list[Any]:
+        tiles: list[Any] = kind._split_into_tiles(self, image, ratio)
+        return tiles if len(tiles) == 1 else tiles + kind._split_into_tiles(self, image, (1, 1))
+
+    component.__class__ = type(kind.__name__, (kind,), {"_split_into_tiles": split})
 
 
 def add_sound_features(processor: Any, config: Mapping[str, Any]) -> None:
@@ -101,7 +116,8 @@ def _is_no_rate_advice(record: logging.LogRecord) -> bool:
 
 def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a processed prompt, as models take them one by one, or a tuple of them where images
-    differ in size. Texts and empty arrays are left out. Samples of sounds become features (`add_sound_features`)."""
+    differ in size. Texts and empty arrays are left out. Samples of sounds become features
+    (`add_sound_features`)."""
     values = {key: value for key, value in made.items() if value is not None}
     if (clips := values.pop("sound_clips", None)) is not None:
         names = ("input_features", "feature_attention_mask", "audio_feature_lengths")

@@ -22,13 +22,21 @@ from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from benchmarks.tiny.vision_families import VISION
 from mlxrun.api.text.media.image_decoding import decode_image
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import MediaError
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.load.processor_files import add_naflex_images, ignore_text_arguments, keep_one_start
+from mlxrun.model.load.processor_files import (
+    add_naflex_images,
+    add_whole_images,
+    ignore_text_arguments,
+    keep_one_start,
+)
 from mlxrun.model.vision.placeholders import find_placeholder
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 
 Arrays = Mapping[str, np.ndarray]
+pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter")  # of gemma4's own files too
 ORIENTATION = 0x0112  # EXIF's tag
+AUDIO = "audio_features"
 
 
 def make_pixels(width: int, height: int) -> np.ndarray:
@@ -90,15 +98,19 @@ class Family:
         if (images := load_image_processor(self.folder)) is not None:
             processor.image_processor = images
         processor = add_naflex_images(processor, self.info.config)  # the library's needs torchvision
+        add_whole_images(getattr(processor, "image_processor", None))  # which the library leaves out
         single = find_placeholder(self.info.config)
         if type(processor).__name__ == "LlavaProcessor":  # mlx-vlm's hands `padding` to its image processor
             made = process_by_transformers(processor, self.files.processor or {}, **given)
         else:
             made = prepare_inputs(processor, image_token_index=single and single.token, **given)
-        arrays = {key: np.array(made[key]) for key in made if key not in ("attention_mask", "labels")}
+        values = {key: made[key] for key in made if key not in ("attention_mask", "labels")}
+        if "audio_bounds" in values:  # MiniCPM-o's, of a list of prompts
+            values |= {key: value[0] for key, value in values.items() if key not in ("input_ids", AUDIO)}
+        arrays = {key: join_images(value) for key, value in values.items() if value is not None}
         if single is not None:
             arrays["input_ids"] = np.array([single.expand(arrays["input_ids"][0].tolist(), arrays)])
-        return {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # DeepSeek's text
+        return {key: array for key, array in arrays.items() if array.dtype.kind != "U" and array.size}
 
 
 def process_by_transformers(
@@ -113,10 +125,18 @@ def process_by_transformers(
     return own_processor(images=[load_image(image) for image in images], text=prompts[0], return_tensors="np")
 
 
+def join_images(value: Any) -> np.ndarray:
+    """An array of the numbers of images; of those that differ in size, one behind the other."""
+    if isinstance(value, (list, tuple)) and len({np.shape(each) for each in value}) > 1:
+        return np.concatenate([np.ravel(each) for each in value])
+    return np.array(value)
+
+
 def list_differences(found: Arrays, expected: Arrays) -> list[str]:
     """The names of arrays that differ by a bit."""
     names = sorted(found.keys() | expected.keys())
-    return [n for n in names if n not in found or n not in expected or not same(found[n], expected[n])]
+    both = found.keys() & expected.keys()
+    return [n for n in names if n not in both or not same(join_images(found[n]), expected[n])]
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -131,7 +151,10 @@ SLOW = pytest.param("phi4_siglip", marks=pytest.mark.sweep)
 def test_pixels_and_tokens_are_the_librarys(tmp_path: Path, family: str) -> None:
     made = Family(family, tmp_path)
     cases = [case for case in CASES if len(case) == 1 or VISION[family].most > 1]
-    different = {str(c): list_differences(made.process(c), made.prepare_by_library(c)) for c in cases}
+    expected = {str(case): made.prepare_by_library(case) for case in cases}
+    whole = [case for case in cases if np.all(expected[str(case)].get("image_grid_hws", 1))]
+    different = {str(case): list_differences(made.process(case), expected[str(case)]) for case in whole}
+    assert len(whole) == (6 if family == "kimi_vl" else len(cases))  # see the test of images without a patch
     assert {case: names for case, names in different.items() if names} == {}
     assert made.info.process(made.render(["wide"]), [Image.fromarray(make_pixels(90, 50))]).image_spans
 
@@ -321,3 +344,28 @@ def test_sounds_are_processed_without_advice_in_the_log(zoo: Zoo, caplog: pytest
     finally:
         log.removeHandler(caplog.handler)
     assert not caplog.messages
+
+
+def test_images_that_become_prompts_of_their_own_are_refused(tmp_path: Path) -> None:
+    """Molmo's. Their tokens would be one prompt with all texts twice."""
+    made = Family("molmo", tmp_path)
+    with pytest.raises(MediaError, match="2 prompts of 2 images: this model takes one image"):
+        made.process(["tiny", "tiny"])
+
+
+def test_an_image_without_a_patch_is_refused(tmp_path: Path) -> None:
+    """Kimi-VL cuts images to whole patches. A smaller one would be left out without a word."""
+    made = Family("kimi_vl", tmp_path)
+    for case in (["tiny"], ["wide", "tiny"]):
+        with pytest.raises(MediaError, match="too small for this model"):
+            made.process(case)
+
+
+def test_llama_4_has_pixels_for_each_of_its_tokens(tmp_path: Path) -> None:
+    """Those of the tiles, and of the whole image behind them, which the library leaves out."""
+    made = Family("llama4", tmp_path)
+    found = made.process(["wide"])
+    tokens = found["input_ids"] == made.info.config["image_token_index"]
+    assert tokens.sum() == 4 * len(found["pixel_values"]) == 12
+    whole = made.process(["square"])["pixel_values"]
+    assert len(whole) == 1 and found["pixel_values"][-1].shape == whole[0].shape
