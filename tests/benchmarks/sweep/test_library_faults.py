@@ -12,7 +12,6 @@ from benchmarks.sweep.library_faults import FAULTS, PREAMBLE, LibraryFault, rend
 from benchmarks.tiny.vision_families import VISION
 from tests.helpers.model_fixtures import mark_sweep
 
-
 # Of prompts with several media, which few models have, in the sweep.
 SLOW = ("gemma4", "gemma4_unified", "nemotron_h_nano_omni", "inkling", "mimo_v2")
 QUICK = [fault for fault in FAULTS if fault.families[0] not in SLOW]
