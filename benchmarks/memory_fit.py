@@ -1,4 +1,4 @@
-"""`python -m benchmarks memory-fit`: what `mlxrun fit` predicts, beside MLX's own count, on fourteen shapes.
+"""`python -m benchmarks memory-fit`: what `mlxrun fit` predicts, beside MLX's own count, on thirteen shapes.
 
 Each shape is a model of random weights, of some hundred MB. It is loaded by the engine, and rows of equal
 length run on it. The peaks of both are those of MLX's counter. The prefix cache is off, since it takes what

@@ -152,8 +152,9 @@ class ModelRelay(Relay):
             fields = inner
         found = self.find_owner(request, fields)
         owner = next((slot for slot in self.models.slots if slot is found), None)
-        name = fields.get("model") or fields.get("name") or request.query.get("model")
-        if not isinstance(name, str) or not name:
+        given = (fields.get("model"), fields.get("name"), request.query.get("model"))
+        name = next((each for each in given if isinstance(each, str)), None)
+        if name is None:
             return owner or self.models.find_first(_TASKS.get(request.path, "generate"))
         if _is_ollama(request) and not self.models.has(name):
             name = name.removesuffix(LATEST)

@@ -72,9 +72,10 @@ async def test_a_form_goes_to_the_model_that_it_names(field: str, loaded: str) -
 
 async def test_an_unknown_name_is_refused_in_the_words_of_each_api() -> None:
     async with run_models_front(FakeModels(script=say_name)) as front:
-        reply = await front.post("/v1/chat/completions", make_chat_body(model="c"))
-        assert reply.status == 404 and reply.json["error"]["code"] == "model_not_found"
-        assert "the names are a, b" in reply.json["error"]["message"]
+        for name in ("c", ""):
+            reply = await front.post("/v1/chat/completions", make_chat_body(model=name))
+            assert reply.status == 404 and reply.json["error"]["code"] == "model_not_found"
+            assert "the names are a, b" in reply.json["error"]["message"]
         reply = await front.post("/api/chat", {"model": "c", "messages": []})
         assert reply.status == 404 and "is not served here" in reply.json["error"]
         assert (await front.get("/v1/models/c")).status == 404
