@@ -65,6 +65,8 @@ COMMANDS = {
     "fit": "Tell whether a model fits in memory, before it is downloaded.",
     "rm": "Remove a model from the local cache of the hub.",
 }
+# What other programs call them.
+HABITS = {"run": "chat", "generate": "chat", "start": "serve", "models": "list", "download": "pull"}
 # The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
 FOLDERS = dict.fromkeys(("pull", "list", "show", "fit", "rm"), "models.") | dict.fromkeys(
     ("score", "verify", "replay", "bundle", "report", "view", "export", "compare", "history"), "runs."
@@ -113,7 +115,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called. The error for an unknown command names the closest one."""
-        close = difflib.get_close_matches(args[0], COMMANDS, 1)
+        close = [HABITS[args[0]]] if args[0] in HABITS else difflib.get_close_matches(args[0], COMMANDS, 1)
         if close and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
         return super().resolve_command(ctx, args)

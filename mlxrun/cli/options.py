@@ -67,8 +67,22 @@ def add_config_options(function: F) -> F:
 
 
 def add_model_argument(function: F) -> F:
-    """Add `[MODEL]` (model: str | None); the command passes it to `name_model`."""
-    return click.argument("model", required=False, metavar="[MODEL]")(function)
+    """Add `[MODEL]` (model: str | None); the command passes it to `name_model`. `--model MODEL`, which other
+    programs have, means the same."""
+    key = "mlxrun.model"
+
+    def note(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        ctx.meta[key] = value
+
+    def choose(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+        named = ctx.meta[key]
+        if None not in (value, named):
+            raise click.UsageError(f"--model {named}: the model is {value} already")
+        return value or named
+
+    hidden: dict[str, Any] = {"hidden": True, "expose_value": False, "is_eager": True}
+    option = click.option("--model", "other_model", callback=note, **hidden)
+    return click.argument("model", required=False, metavar="[MODEL]", callback=choose)(option(function))
 
 
 def add_model_option(function: F) -> F:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from mlxrun.cli.options import (
     add_config_options,
     add_json_option,
+    add_model_argument,
     list_first,
     load_command_config,
     make_repeat_option,
@@ -53,6 +54,20 @@ def test_a_command_gets_the_options_as_they_are_typed() -> None:
         "repeat": 2,
         "json_path": Path("-"),
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [([], None), (["a"], "a"), (["--model", "a"], "a"), (["a", "--model", "b"], "--model b: the model is a")],
+    ids=["none", "argument", "option", "both"],
+)
+def test_the_model_may_be_named_as_other_programs_have_it(arguments: list[str], wanted: str | None) -> None:
+    @click.command()
+    @add_model_argument
+    def command(model: str | None) -> None:
+        click.echo(str(model))
+
+    assert str(wanted) in CliRunner().invoke(command, arguments).output
 
 
 def test_the_config_is_loaded_and_logging_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model
+from mlxrun.cli.options import add_config_options, load_command_config, name_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import open_console, print_json
 
@@ -33,7 +33,7 @@ _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
     show_default=True,
     help="Load the model and run its load check.",
 )
-@add_model_argument
+@click.argument("model", required=False, metavar="[MODEL]")  # --model is a switch here
 @add_config_options
 def command(
     as_json: bool, loads_model: bool, model: str | None, config_path: Path | None, sets: tuple[str, ...]
