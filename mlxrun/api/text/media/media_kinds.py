@@ -100,6 +100,11 @@ def find_medium(data: bytes, media_type: str) -> Medium | None:
         return IMAGE
     if find_sound_kind(data) is not None:
         return VIDEO if _FILM.search(data) else AUDIO
+    return find_named_medium(media_type)
+
+
+def find_named_medium(media_type: str) -> Medium | None:
+    """The kind of media that a media type, in lower case, is of; None if it is of no kind."""
     return next((each for each in MEDIA if media_type.startswith(each.mime.removesuffix("..."))), None)
 
 

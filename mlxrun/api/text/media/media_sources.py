@@ -27,6 +27,7 @@ from mlxrun.api.text.media.media_kinds import (
     MediaLimit,
     Medium,
     find_medium,
+    find_named_medium,
 )
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
@@ -145,8 +146,9 @@ def _read_data(url: str, medium: Medium, most: MediaLimit) -> bytes:
         raise wrong
     usable = (AUDIO, VIDEO) if medium is AUDIO else (medium,)  # of a video, the sound is read
     kind = head["type"].lower()
-    if kind not in _ANY_TYPES and not any(kind.startswith(each.mime.removesuffix("...")) for each in usable):
-        raise wrong
+    named = find_named_medium(kind)
+    if kind not in _ANY_TYPES and named not in usable:
+        raise wrong if named is None else MediaError(f"{wrong}; the part {named.part} takes {shorten(kind)}")
     if not head["options"].lower().endswith(";base64"):
         raise MediaError("data URLs must be base64")
     most.check((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding

@@ -91,6 +91,8 @@ def test_broken_images_are_media_errors() -> None:
         ("data:image/png;base64,a b", "not valid base64"),
         ("data:image/png;base64,\u00e9", "not valid base64"),
         ("data:nonsense", "expected data:image/"),
+        ("data:Video/mp4;base64,AAAA", "base64,...; the part video_url takes video/mp4"),
+        ("data:application/pdf;base64,JVBERi0=", "base64,...; the part file takes application/pdf"),
         ("data:application/octet-stream;base64,JVBERi0=", "expected data:image/"),
         ("ftp://model_info/x.png", "ftp: URLs are not supported; use a data: URL"),
         ("file:///etc/passwd", "file: URLs are not supported"),
