@@ -19,6 +19,7 @@ TASK_KEYS = ("prompt", "few_shot.count", "few_shot.seed")  # of `vary`, besides 
 GENERATION = "generation."
 SAMPLING = "sampling."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
+_OWN_FILES = ("suite.json", "suite.yaml", "report.html", "report.md")  # beside the folders of models
 _TEMPLATES = ("prompt", "prompts", "messages", "template")
 NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
 
@@ -42,6 +43,8 @@ def _check_names(file: SuiteFile, section: str, names: Sequence[str]) -> None:
         first = seen.setdefault(name.casefold(), name)
         if not _NAME.fullmatch(name):
             message = "a name becomes a folder: use letters, digits, `.`, `_` and `-`"
+        elif section == "models" and name.casefold() in _OWN_FILES:
+            message = "a file of the suite's folder has this name"
         elif first != name:
             message = f"the names {first!r} and {name!r} would be one folder on some file systems"
         else:
@@ -156,7 +159,7 @@ def _check_vary(file: SuiteFile) -> None:
             problems.append(f"unknown key{suggest(key, known)}")
         if not values:
             problems.append("it is empty")
-        if len(set(map(repr, values))) < len(values):
+        if len({(isinstance(each, bool), each) for each in values}) < len(values):  # 1 is 1.0, and not true
             problems.append("it has a value twice")
         for message in problems:
             file.report(("vary", key), message, at_key=True)

@@ -120,6 +120,7 @@ TWO = "data: cities.csv, prompts: {a: '{{ area }}', b: '{{ capital }}'}"
         (GOOD, "vary: {model.dtyp: [auto]}", "unknown key (did you mean 'model.dtype'?)"),
         (GOOD, "vary: {model.dtype: []}", "vary.model.dtype: it is empty"),
         (GOOD, "vary: {model.dtype: [auto, auto]}", "vary.model.dtype: it has a value twice"),
+        (GOOD, "vary: {sampling.top_k: [5, 5.0]}", "vary.sampling.top_k: it has a value twice"),
         (GOOD, "vary: {model.dtype: [auto, int3]}", "model.dtype: 'int3' is not one of 'auto', 'float32', "),
         (GOOD, "vary: {prompt: [a]}", "vary.prompt: no task has `prompts`"),
         (GOOD, "vary: {few_shot.count: [1]}", "vary.few_shot.count: no task has `few_shot`"),
@@ -158,8 +159,9 @@ def test_unknown_keys_of_a_judge_are_named_where_they_are(tmp_path: Path) -> Non
 
 
 def test_names_become_folders(tmp_path: Path) -> None:
-    path = write_suite(tmp_path, CAPITALS.replace("{tiny: }", "{a/b: , Tiny: , tiny: }"))
+    path = write_suite(tmp_path, CAPITALS.replace("{tiny: }", "{a/b: , Tiny: , tiny: , Suite.json: }"))
     assert find_problems(path) == [
         "suite.yaml:1:10: models.a/b: a name becomes a folder: use letters, digits, `.`, `_` and `-`",
         "suite.yaml:1:25: models.tiny: the names 'Tiny' and 'tiny' would be one folder on some file systems",
+        "suite.yaml:1:33: models.Suite.json: a file of the suite's folder has this name",
     ]
