@@ -22,8 +22,9 @@ def run_local_server(config: Config) -> Iterator[str]:
     server = replace(config.server, host="127.0.0.1", port=0, api_keys={}, allow_public=False)
     thread = _ServerThread(replace(config, server=server))
     thread.start()
+    url = thread.wait_for_url()  # Ctrl-C ends the command at once: nothing is there that must be flushed
     try:
-        yield thread.wait_for_url()
+        yield url
     finally:
         thread.stop()
         thread.join(_JOIN_SECONDS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,25 @@ def test_what_prevents_the_server_is_raised() -> None:
     config = replace(config, model=replace(config.model, path="/nothing"))
     with pytest.raises((ConfigError, Exception), match="nothing"), run_local_server(config):
         raise AssertionError("it runs")
+
+
+def test_an_interrupt_does_not_wait_for_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that loads cannot be interrupted, and ends with the process."""
+    release = threading.Event()
+
+    async def load(config: Config) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.to_thread(release.wait)
+        raise ConfigError("released")
+
+    joined: list[str] = []
+    monkeypatch.setattr("mlxrun.cli.run_setup.load_engine", load)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", lambda self, timeout=None: joined.append(self.name))
+        with pytest.raises(KeyboardInterrupt), run_local_server(Config()):
+            raise AssertionError("it runs")
+    release.set()
+    assert joined == []
 
 
 @pytest.mark.slow
