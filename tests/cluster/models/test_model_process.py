@@ -94,6 +94,16 @@ def test_the_prefix_cache_on_disk_survives_the_swap(server: RunningCommand) -> N
     assert read_models(server)["chat"]["loads"] >= 2
 
 
+def test_a_server_whose_models_are_unloaded_is_small(server: RunningCommand) -> None:
+    """The front imports no MLX, and no process of a model is left."""
+    for name in read_models(server):
+        fetch(server.url + "/v1/models/unload", {"model": name})
+    wait_until(lambda: not list_children(server))
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    resident = 1000 * int(status.partition("VmRSS:")[2].split()[0])
+    assert 10_000_000 < resident < 400_000_000
+
+
 def test_stored_responses_survive_the_swap(server: RunningCommand) -> None:
     first = fetch(server.url + "/v1/responses", {"model": "chat", "input": "My name is Kim."})
     fetch(server.url + "/v1/models/unload", {"model": "chat"})
