@@ -85,6 +85,8 @@ class LmEvalModel(TemplateLM):
         self._context = ApiContext(model_info, self._config, loader, self._formats)
         self.tokenizer = model_info.tokenizer
         self.max_length = min(max_length or model_info.context_length, model_info.context_length)
+        # The harness counts no token behind which none is predicted; to the engine all belong to the prompt.
+        self._most_ids = min(self.max_length + 1, model_info.context_length)
         self.max_gen_toks = max_gen_toks
         self._add_bos_token = add_bos_token
         self._seed = seed
@@ -172,13 +174,13 @@ class LmEvalModel(TemplateLM):
         windows = get_rolling_token_windows(
             token_list=self.tok_encode(text, add_special_tokens=False),
             prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length - 1,  # the first token of a window is its context
+            max_seq_len=self._most_ids - 1,  # the first token of a window is its context
             context_len=1,
         )
         return [(None, *make_disjoint_window(window)) for window in windows]
 
     async def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        ids = tuple(context + continuation)[-self.max_length :]
+        ids = tuple(context + continuation)[-self._most_ids :]
         start = len(ids) - len(continuation)
         if start < 1:
             raise ValueError(f"{len(continuation)} tokens do not fit into max_length ({self.max_length})")

@@ -50,7 +50,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         given = {"url": served.url, "model": str(folder)}
         found = run_harness_script("run_lm_eval_tasks.py", given, tmp_path_factory.mktemp("lm_eval"))
         pages = [json.loads(line)["page"] for line in PAGES.read_text(encoding="utf-8").splitlines()]
-        texts = {"long": (LONG, 63), "other": (LONG, 40), **{page: (page, 511) for page in pages}}
+        texts = {"long": (LONG, 64), "other": (LONG, 40), **{page: (page, 511) for page in pages}}
         found["windows"] = {name: ask_for_windows(served.url, *each) for name, each in texts.items()}
         return found
 
@@ -180,7 +180,7 @@ def test_windows_of_another_size_are_another_perplexity(found: Any) -> None:
 def test_what_cannot_be_honoured_is_named(found: Any) -> None:
     setting, twice, option, text = found["refused"]
     assert "scheduler.max_runing" in setting and "max_running" in setting
-    assert "pretrained" in twice and option.startswith("num_beams: ") and "8 tokens do not fit" in text
+    assert "pretrained" in twice and option.startswith("num_beams: ") and "9 tokens do not fit" in text
 
 
 def test_the_command_and_what_it_tells_of_the_model(found: Any) -> None:

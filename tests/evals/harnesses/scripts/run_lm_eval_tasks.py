@@ -108,7 +108,7 @@ def list_refusals(model: str) -> list[str]:
     """What the model says to wrong arguments, options and texts."""
     small = LmEvalModel(model, max_length=8)
     beams = Instance("generate_until", {}, ("a", {"until": [], "num_beams": 2, "max_gen_toks": 2}), 0)
-    long = Instance("loglikelihood", {}, ("a", "b" * 8), 0)
+    long = Instance("loglikelihood", {}, ("a", "b" * 9), 0)
     cases: list[Callable[[], Any]] = [
         lambda: LmEvalModel(model, **{"scheduler.max_runing": 1}),
         lambda: LmEvalModel(model, pretrained=model),
