@@ -134,9 +134,8 @@ class FamilyChecks:
         assert self.load_check is not None
         ways: dict[str, str] = {}
         for check in self.load_check.checks:
-            if check.instead and not check.name.startswith(
-                ("audio ", "video ")
-            ):  # of ways to decode, and of ways to compute images, the last one is used
+            is_other = check.name.startswith(("audio ", "video ")) or " beside " in check.name
+            if check.instead and not is_other:  # of ways to decode and to compute images, the last is used
                 subject, _, what = check.name.partition(" ")
                 is_ladder = subject == "decode" or (subject == "image" and not what.startswith("among"))
                 ways[subject if is_ladder else check.instead] = check.instead

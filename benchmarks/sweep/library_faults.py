@@ -128,6 +128,16 @@ print(tokens.sum().item(), len(made["pixel_values"]) * 4)
         "12 8",
     ),
     LibraryFault(
+        ("jina_vlm",),
+        "without code of the checkpoint the processor is a tokenizer; images are left out without an error.",
+        "The processor is mlx-vlm's own.",
+        """_, processor = load("jina_vlm")
+made = prepare_inputs(processor, images=[Image.new("RGB", (40, 40))], prompts=["a<|image|>b"])
+print(sorted(made))
+""",
+        "['attention_mask', 'input_ids']",
+    ),
+    LibraryFault(
         ("molmo",),
         "several images of a prompt become prompts of their own, each with all of the text.",
         "More than one image in a prompt is refused.",

@@ -97,6 +97,15 @@ def shrink_tower(family: str) -> None:
         from mlx_vlm.models.dots_ocr.processing_dots_ocr import DotsVLProcessor
 
         DotsVLProcessor.__setattr__ = _set_dots_token
+    if family == "jina_vlm":
+        from mlx_vlm.models.jina_vlm.image_processor import ImageProcessor
+
+        ids = place_specials(PROCESSORS[family].specials)
+        names = {"patch": "patch", "start": "start", "end": "end", "column": "col"}
+        sizes = {"base_input_size": (48, 48), "patch_size": 8, "overlap_margins": (2, 2), "max_pixels": 9000}
+        tokens = {f"{name}_token_id": ids[f"<im_{token}>"] for name, token in names.items()}
+        init: Any = functools.partialmethod(ImageProcessor.__init__, max_crops=4, **sizes, **tokens)
+        ImageProcessor.__init__ = init
     if family == "phi4mm":
         from mlx_vlm.models.phi4mm import processing_phi4mm as processing
 

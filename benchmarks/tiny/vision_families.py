@@ -103,7 +103,7 @@ VISION: dict[str, VisionFamily] = {
     "mistral_large3": VisionFamily(4, "sizes"),
     "inkling": VisionFamily(4, "pairs", tower={"patch_size": 16}),
     "step3p7": VisionFamily(
-        1, text={"num_attention_groups": 2}, tower={"width": 32, "layers": 2, "heads": 2}
+        1, text={"num_attention_groups": 2}, tower={"width": 32, "layers": 2, "heads": 2}, most=1
     ),
     "plamo2vl": VisionFamily(16, text={"model_type": "plamo2"}, tower=parts.PLAMO_TOWER),
     "llmjpvl": VisionFamily(4, text={"model_type": "llama"}, tower=parts.SIGLIP),
@@ -119,7 +119,7 @@ VISION: dict[str, VisionFamily] = {
         runs=2,
         most=1,
     ),
-    "jina_vlm": VisionFamily(4, "crops", text=parts.JINA, tower=parts.JINA_TOWER),
+    "jina_vlm": VisionFamily(4, "crops", text=parts.JINA, tower=parts.JINA_TOWER, most=1),
     "moondream2": VisionFamily(16, "channels", tower=parts.MOONDREAM_TOWER, most=1, first=True),
     "moondream3": VisionFamily(
         16,

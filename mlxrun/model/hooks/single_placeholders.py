@@ -18,7 +18,7 @@ from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.vision.image_units import BOUNDS, group_by_kind
 from mlxrun.model.vision.placeholders import FEATURE_TOKEN, SinglePlaceholder, find_placeholder
 
-_MINICPMO = "mlx_vlm.models.minicpmo.minicpmo"
+_MINICPM = tuple(f"mlx_vlm.models.{name}.{name}" for name in ("minicpmo", "minicpmv4_6", "minicpmv4_7"))
 
 
 class _FeatureTokens:
@@ -62,7 +62,7 @@ class _FeatureTokens:
 
 
 class _OnePrompt:
-    """Before the methods of MiniCPM-o, whose arrays begin with an axis of prompts."""
+    """Before the methods of MiniCPM's models, whose arrays begin with an axis of prompts."""
 
     def get_input_embeddings(
         self, input_ids: mx.array, pixel_values: mx.array | None = None, **given: Any
@@ -80,7 +80,7 @@ class _OnePrompt:
 def hook_placeholders(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
     """Let a model of these families take a token for each feature, and MiniCPM-o a prompt alone. Returns 1 if
     it is one. `checkpoint`: its config.json."""
-    if type(model).__module__ == _MINICPMO:
+    if type(model).__module__ in _MINICPM:
         mix_in(model, _OnePrompt, "OnePrompt")
         return 1
     found = find_placeholder(checkpoint) if hasattr(model, "get_input_embeddings") else None

@@ -15,9 +15,15 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.vision.image_units import BOUNDS
 
-# Arrays of MiniCPM-o that begin with an axis of prompts.
+# Arrays of MiniCPM's models that begin with an axis of prompts, and those that no model reads.
 _OF_PROMPTS = frozenset(
-    ("pixel_values", "image_sizes", "tgt_sizes", "audio_feature_lens", "spk_bounds", *BOUNDS)
+    ("pixel_values", "tgt_sizes", "audio_feature_lens", "spk_bounds", "num_frames_per_video", *BOUNDS)
+)
+_OF_IMAGES = frozenset(
+    (
+        *("image_sizes", "video_sizes", "grids", "grids_videos"),
+        *("num_patches_per_image", "num_patches_per_frame"),
+    )
 )
 
 
@@ -38,7 +44,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
         raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
     if image_processor is not None:
         processor.image_processor = image_processor
-    processor = add_naflex_images(processor, config)
+    processor = add_image_processor(processor, config)
     add_sound_features(processor, config)
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
@@ -50,9 +56,14 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     return processor
 
 
-def add_naflex_images(processor: Any, config: Mapping[str, Any]) -> Any:
-    """The processor of Phi-4 with SigLIP 2. mlx-vlm's needs torchvision for images, and where that is not
-    installed it returns the tokenizer alone. Other processors are returned as they are."""
+def add_image_processor(processor: Any, config: Mapping[str, Any]) -> Any:
+    """The processor of Phi-4 with SigLIP 2, or of Jina VLM. mlx-vlm's needs torchvision for images of the
+    former, and remote code for the latter; without them it returns the tokenizer alone. Other processors are
+    returned as they are."""
+    if config.get("model_type") == "jina_vlm" and not hasattr(processor, "tokenizer"):
+        from mlx_vlm.models.jina_vlm import JinaVLMProcessor
+
+        return JinaVLMProcessor(processor)
     is_naflex = "naflex" in str(config.get("mm_vision_tower", "")).lower()
     if config.get("model_type") != "phi4-siglip" or hasattr(processor, "image_processor") or not is_naflex:
         return processor
@@ -122,8 +133,9 @@ def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, Any]:
     if (clips := values.pop("sound_clips", None)) is not None:
         names = ("input_features", "feature_attention_mask", "audio_feature_lengths")
         values |= zip(names, processor.feature_extractor(clips), strict=True)
-    if BOUNDS.keys() <= values.keys():  # MiniCPM-o's: of one prompt, without the axis of prompts
+    if "image_bound" in values:  # MiniCPM's: of one prompt, without the axis of prompts
         values |= {key: values[key][0] for key in _OF_PROMPTS & values.keys()}
+        values = {key: value for key, value in values.items() if key not in _OF_IMAGES}
     arrays = {key: _stack_arrays(value) for key, value in values.items()}
     return {
         key: array

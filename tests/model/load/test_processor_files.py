@@ -25,7 +25,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load.processor_files import (
-    add_naflex_images,
+    add_image_processor,
     add_whole_images,
     ignore_text_arguments,
     keep_one_start,
@@ -97,7 +97,7 @@ class Family:
         processor = load_processor(self.folder, add_detokenizer=False)
         if (images := load_image_processor(self.folder)) is not None:
             processor.image_processor = images
-        processor = add_naflex_images(processor, self.info.config)  # the library's needs torchvision
+        processor = add_image_processor(processor, self.info.config)  # which the library may not find
         add_whole_images(getattr(processor, "image_processor", None))  # which the library leaves out
         single = find_placeholder(self.info.config)
         if type(processor).__name__ == "LlavaProcessor":  # mlx-vlm's hands `padding` to its image processor
