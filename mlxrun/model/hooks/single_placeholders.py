@@ -78,7 +78,7 @@ class _OnePrompt:
 
 
 def hook_placeholders(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
-    """Let a model of these families take a token for each feature, and MiniCPM-o a prompt alone. Returns 1 if
+    """Let a model of these families take a token for each feature, and MiniCPM a prompt alone. Returns 1 if
     it is one. `checkpoint`: its config.json."""
     if type(model).__module__ in _MINICPM:
         mix_in(model, _OnePrompt, "OnePrompt")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mlxrun.model.run.prompt_inputs import make_arrays
 from mlxrun.model.vision.image_units import read_audio_sampling, read_media_token, split_images
 
 
@@ -124,3 +125,30 @@ def make_extractor(values: SimpleNamespace) -> object:
 
     vars(extract).update(vars(values))
     return extract
+
+
+def test_images_that_differ_in_size_are_a_tuple() -> None:
+    """Each is a unit with the axis of images; those of one size are one array when they are joined again."""
+    pixels = tuple(np.full((3, side, 8), side, np.float32) for side in (8, 16, 16))
+    media = {"pixel_values": pixels, "tgt_sizes": np.array([[1, 1], [2, 1], [2, 1]])}
+    units = split_images(media)
+    assert units is not None
+    assert [unit["pixel_values"].shape for unit in units.units] == [
+        (1, 3, 8, 8),
+        (1, 3, 16, 8),
+        (1, 3, 16, 8),
+    ]
+    assert [unit["tgt_sizes"].tolist() for unit in units.units] == [[[1, 1]], [[2, 1]], [[2, 1]]]
+    some, every = units.concatenate(1, 3)["pixel_values"], units.concatenate(0, 3)["pixel_values"]
+    assert some.shape == (2, 3, 16, 8) and [each.shape for each in every] == [each.shape for each in pixels]
+    first, second, third = units.compute_digests()
+    assert first != second == third
+    given = make_arrays(units.concatenate(0, 3))
+    assert [each.shape for each in given["pixel_values"]] == [each.shape for each in pixels]
+    assert given["tgt_sizes"].shape == (3, 2)
+
+
+def test_a_tuple_beside_arrays_of_another_number_stays_whole() -> None:
+    pixels = tuple(np.zeros((3, side, 8), np.float32) for side in (8, 16))
+    units = split_images({"pixel_values": pixels, "tgt_sizes": np.zeros((3, 2))})
+    assert units is not None and len(units.units) == 1 and len(units.compute_digests()[0]) == 16
