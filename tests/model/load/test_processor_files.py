@@ -37,6 +37,8 @@ Arrays = Mapping[str, np.ndarray]
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter")  # of gemma4's own files too
 ORIENTATION = 0x0112  # EXIF's tag
 AUDIO = "audio_features"
+OF_IMAGES = ("image_sizes", "video_sizes", "grids", "grids_videos")
+OF_IMAGES += ("num_patches_per_image", "num_patches_per_frame")
 
 
 def make_pixels(width: int, height: int) -> np.ndarray:
@@ -105,8 +107,10 @@ class Family:
         else:
             made = prepare_inputs(processor, image_token_index=single and single.token, **given)
         values = {key: made[key] for key in made if key not in ("attention_mask", "labels")}
-        if "audio_bounds" in values:  # MiniCPM-o's, of a list of prompts
-            values |= {key: value[0] for key, value in values.items() if key not in ("input_ids", AUDIO)}
+        if "image_bound" in values:  # MiniCPM's, of a list of prompts, with arrays that no model reads
+            nested = values.keys() - {"input_ids", "mm_token_type_ids", AUDIO}
+            values |= {key: values[key][0] for key in nested}
+            values = {key: value for key, value in values.items() if key not in OF_IMAGES}
         arrays = {key: join_images(value) for key, value in values.items() if value is not None}
         if single is not None:
             arrays["input_ids"] = np.array([single.expand(arrays["input_ids"][0].tolist(), arrays)])
