@@ -175,7 +175,8 @@ def shift_mean(values: dict[str, Any]) -> None:
 SIZE_KEYS = (
     *("size", "crop_size", "image_size", "max_image_size", "tile_size", "candidate_resolutions"),
     *("min_pixels", "max_pixels", "max_num_patches", "spatial_patch_size", "max_soft_tokens"),
-    *("scale_resolution", "in_token_limit", "in_patch_limit", "max_image_tokens", "base_image_input_size"),
+    *("scale_resolution", "max_slice_nums"),
+    *("in_token_limit", "in_patch_limit", "max_image_tokens", "base_image_input_size"),
 )
 PARTS = ("image_processor", "media_proc_cfg")  # of processor files
 
