@@ -51,19 +51,18 @@ _TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """`tokens`: of one image, in each of its `runs`. `media`: the layout of pixels (vision_media.py). `text`,
-    `tower`, `own`: values of the parts of the config and of its top; `flat`: the text part's values are at
-    the top; `wrapped`: tokens for the beginning and the end stand around each run; `first`: an image follows
-    a prompt's first token. `most`: images of a prompt."""
+    """`text`, `tower`, `own`: values of the parts of the config and of its top; `flat`: the text part's
+    values are at the top. `most`: images of a prompt. Of families without processor files: `tokens`, of one
+    image; `media`, the layout of pixels (vision_media.py); `wrapped`, tokens for the beginning and the end
+    stand around an image; `first`, an image follows a prompt's first token."""
 
-    tokens: int
+    tokens: int = 0
     media: str = "pixels"
     text: dict[str, Any] = field(default_factory=dict)
     tower: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     flat: bool = False
     wrapped: bool = False
-    runs: int = 1
     first: bool = False
     most: int = 2
 

@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tiny.vision_families import VISION
-from benchmarks.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array, Media
+from benchmarks.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo, compute_image_digest
 
 PLACEHOLDER = "IMAGE"  # in what the chat template of byte_tokenizer.py renders
-
-
-def make_media(family: str, images: Array, ids: Sequence[int]) -> Media:
-    """What the processor of a family would make of images [n, 3, 32, 32], float32, of a prompt."""
-    return LAYOUTS[VISION[family].media](images, np.array(ids))
 
 
 def join_parts(family: str, parts: Sequence[list[int] | int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -34,10 +29,9 @@ def join_parts(family: str, parts: Sequence[list[int] | int]) -> tuple[list[int]
         if not isinstance(part, int):
             ids += part
             continue
-        for _ in range(entry.runs):
-            start = len(ids) + len(before)
-            spans.append((start, start + entry.tokens))
-            ids += [*before, *[IMAGE] * entry.tokens, *after]
+        start = len(ids) + len(before)
+        spans.append((start, start + entry.tokens))
+        ids += [*before, *[IMAGE] * entry.tokens, *after]
     return ids, spans
 
 
@@ -55,9 +49,8 @@ class TinyVisionInfo(LoadedModelInfo):
         parts = [part for i, ids in enumerate(texts) for part in ((i - 1, ids) if i else (ids,))]
         ids, spans = join_parts(self.family, parts)
         pixels = np.stack([_read_pixels(image) for image in images])
-        runs = VISION[self.family].runs
-        digests = tuple(compute_image_digest(image) for image in images for _ in range(runs))
-        return ProcessedPrompt(tuple(ids), tuple(spans), make_media(self.family, pixels, ids), digests)
+        media = LAYOUTS[VISION[self.family].media](pixels)
+        return ProcessedPrompt(tuple(ids), tuple(spans), media, tuple(map(compute_image_digest, images)))
 
 
 def _read_pixels(image: Any) -> Array:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.tiny import library_loop
+from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.build import build_engine
@@ -216,7 +217,7 @@ def test_images_whose_tokens_see_each_other_are_shared_together(tmp_path: Path, 
     }
     asks = []
     for at, (name, (text, images)) in enumerate(texts.items()):
-        made = info.process(text, images)
+        made = info.process(text.replace("IMAGE", PROCESSORS[WHOLE].placeholder), images)
         request = engine_driver.make_text_request(name, made.ids, max_tokens=COUNT)
         spans, media, digests = made.image_spans, made.media, made.image_digests
         request = replace(request, image_spans=spans, media=media, image_digests=digests)
