@@ -114,7 +114,7 @@ def test_bad_files_are_named(openai_client: OpenAI, anthropic_client: Anthropic)
 
 
 async def test_uploaded_files(tmp_path: Path) -> None:
-    """A file by its id is the same as sent inline, in chats and in responses; what is no PDF is refused."""
+    """A file by its id is the same as sent inline, in chats and in responses; a text is refused."""
     data = make_pdf("blue", "green")
     async with (
         run_with_engine(tmp_path, "seen", vision=True) as (server, _),
@@ -134,7 +134,7 @@ async def test_uploaded_files(tmp_path: Path) -> None:
         requests = server.engine.requests
         assert [request.media for request in requests] == [(RGB["blue"], RGB["green"])] * 4
         assert requests[0].prompt == requests[2].prompt and requests[1].prompt == requests[3].prompt
-        with pytest.raises(openai.BadRequestError, match="'text/plain', and only application/pdf") as caught:
+        with pytest.raises(openai.BadRequestError, match="'text/plain'; read are PDFs, images") as caught:
             await send({"file_id": text.id})
         assert caught.value.param == "messages[0].content[0].file.file_id"
         with pytest.raises(openai.NotFoundError, match="there is no file 'file-x'"):
