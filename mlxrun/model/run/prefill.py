@@ -13,7 +13,6 @@ from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import DueSnapshots, SnapshotCopier
 from mlxrun.model.load.footprint import count_weight_bytes
-from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.run.chunk_grouping import group_chunks
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.model_caller import ModelCaller
@@ -89,8 +88,6 @@ class PrefillRunner:
             for chunk in group:
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
                 output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
-            if not uses_gpu():  # a CPU computes this forward while the next one is built
-                mx.async_eval([list_all_arrays(rows[chunk.request_id].cache) for chunk in group])
         # Not those after earlier chunks of a row: they would stay in memory until the step is collected.
         for rid in dict.fromkeys(chunk.request_id for chunk in chunks):
             output.arrays += list_all_arrays(rows[rid].cache)

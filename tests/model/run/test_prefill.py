@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -89,23 +88,6 @@ def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.
     assert shapes == [(3, 39)]
     for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
         assert np.abs(finish(prefill, name) - prefill.last_logits(prompt)).max() < 1e-4
-
-
-def test_a_cpu_computes_a_forward_while_the_next_one_is_built(
-    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefill, order, call = Prefill(zoo), list[str](), ModelCaller.prefill
-
-    def build(*given: Any) -> mx.array:
-        order.append("built")
-        return call(*given)
-
-    monkeypatch.setattr(ModelCaller, "prefill", build)
-    monkeypatch.setattr(mx, "async_eval", lambda *arrays: order.append("launched"))
-    for name, prompt in (("a", LONG), ("b", SHORT)):
-        prefill.add(name, prompt)
-    prefill.run(("a", 0, 39), ("b", 0, 37))
-    assert order == ["built", "launched"] * 2
 
 
 def test_a_snapshot_is_taken_as_soon_as_the_row_has_its_tokens(zoo: Zoo) -> None:
