@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.tiny.byte_tokenizer import CHATML, TOKEN_ID, place_specials
-from benchmarks.tiny.vision_media import SIDE
+from benchmarks.tiny.vision_media import PATCH, SIDE
 
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -23,6 +23,18 @@ STEPS = {
 }
 SQUARE = {"height": SIDE, "width": SIDE}
 SHORTEST = {"do_center_crop": True, "crop_size": SQUARE, "size": {"shortest_edge": SIDE}, "resample": 3}
+SIZES = {"patch_size": PATCH, "merge_size": 2}
+PIXELS = {"min_pixels": SIDE * SIDE // 4, "max_pixels": 4 * SIDE * SIDE}
+EDGES = {"size": {"shortest_edge": SIDE * SIDE // 4, "longest_edge": 4 * SIDE * SIDE}}
+GLM = {
+    **CLIP,
+    **EDGES,
+    **SIZES,
+    "image_processor_type": "Glm4vImageProcessor",
+    "processor_class": "Glm4vProcessor",
+    "do_rescale": True,
+    "temporal_patch_size": 2,
+}
 WRAPPED = "<|vision_start|><|image_pad|><|vision_end|>"
 BEGINS = {"bos_token": "<|unused_0|>"}  # not the token that pads, which Gemma embeds as zeros
 

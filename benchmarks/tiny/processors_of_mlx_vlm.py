@@ -5,16 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.tiny.byte_tokenizer import place_specials
-from benchmarks.tiny.processor_entry import CLIP, HALVES, STEPS, WRAPPED, ProcessorFiles
+from benchmarks.tiny.processor_entry import (
+    CLIP,
+    EDGES,
+    GLM,
+    HALVES,
+    PIXELS,
+    SIZES,
+    STEPS,
+    WRAPPED,
+    ProcessorFiles,
+)
 from benchmarks.tiny.vision_media import PATCH, SIDE
 from benchmarks.tiny.vision_parts import MOLMO2_TOWER
 
 _LARGE = {"vision_config": {"patch_size": 14}}  # where the library reads no size of patches
 _KIMI = ("<|media_pad|>", "<|media_begin|>", "<|media_start|>", "<|media_content|>", "<|media_end|>")
-_SIZES = {"patch_size": PATCH, "merge_size": 2}
-_PIXELS = {"min_pixels": SIDE * SIDE // 4, "max_pixels": 4 * SIDE * SIDE}
-_EDGES = {"size": {"shortest_edge": SIDE * SIDE // 4, "longest_edge": 4 * SIDE * SIDE}}
 _MOLMO = ("<im_patch>", "<im_col>", "<im_start>", "<im_end>", "<low_res_im_start>")
+
+_BEGUN = ("<|begin_of_image|>", "<|end_of_image|>")
+_GLM_IMAGE = "<|begin_of_image|><|image|><|end_of_image|>"
+_GLM5 = {**SIZES, **HALVES, "temporal_patch_size": 2, "min_image_tokens": 2, "max_image_tokens": 16}
+_SLICED = {
+    "norm_mean": [0.5, 0.5, 0.5],
+    "norm_std": [0.5, 0.5, 0.5],
+    "max_slice_nums": 4,
+    "scale_resolution": SIDE,
+    "patch_size": PATCH,
+    "slice_mode": True,
+    "use_image_id": True,
+}
+_SLICES = ("</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
 
 OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
     "kimi_vl": ProcessorFiles(
@@ -89,65 +110,37 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
     ),
     "glm4v_moe": ProcessorFiles(
         "zai-org/GLM-4.5V",
-        {
-            **CLIP,
-            **_EDGES,
-            **_SIZES,
-            "image_processor_type": "Glm4vImageProcessor",
-            "processor_class": "Glm4vProcessor",
-            "do_rescale": True,
-            "temporal_patch_size": 2,
-        },
-        "<|begin_of_image|><|image|><|end_of_image|>",
+        GLM,
+        _GLM_IMAGE,
         token="<|image|>",
-        specials=("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_box|>", "<|end_of_box|>"),
+        specials=(*_BEGUN, "<|begin_of_box|>", "<|end_of_box|>"),
     ),
     "glm_ocr": ProcessorFiles(
         "zai-org/GLM-OCR",
-        {
-            **CLIP,
-            **_EDGES,
-            **_SIZES,
-            "image_processor_type": "Glm46VImageProcessor",
-            "processor_class": "Glm46VProcessor",
-            "do_rescale": True,
-            "temporal_patch_size": 2,
-        },
-        "<|begin_of_image|><|image|><|end_of_image|>",
+        GLM | {"image_processor_type": "Glm46VImageProcessor", "processor_class": "Glm46VProcessor"},
+        _GLM_IMAGE,
         token="<|image|>",
-        specials=("<|begin_of_image|>", "<|end_of_image|>"),
+        specials=_BEGUN,
     ),
     "glm5_next": ProcessorFiles(
         "GLM-5 with images",
         None,
-        "<|begin_of_image|><|image|><|end_of_image|>",
+        _GLM_IMAGE,
         {
             "processor_class": "Glm5NextProcessor",
-            "image_processor": {
-                **_SIZES,
-                **HALVES,
-                "temporal_patch_size": 2,
-                "min_image_tokens": 2,
-                "max_image_tokens": 16,
-            },
-            "video_processor": {
-                **_SIZES,
-                **HALVES,
-                "temporal_patch_size": 2,
-                "min_image_tokens": 2,
-                "max_image_tokens": 16,
-            },
+            "image_processor": _GLM5,
+            "video_processor": _GLM5,
         },
         config=_LARGE,
         token="<|image|>",
-        specials=("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
+        specials=(*_BEGUN, "<|begin_of_video|>", "<|end_of_video|>"),
     ),
     "dots_ocr": ProcessorFiles(
         "rednote-hilab/dots.ocr",
         {
             **CLIP,
-            **_PIXELS,
-            **_SIZES,
+            **PIXELS,
+            **SIZES,
             "image_processor_type": "Qwen2VLImageProcessor",
             "processor_class": "DotsVLProcessor",
             "temporal_patch_size": 1,
@@ -208,8 +201,8 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         {
             **STEPS,
             **HALVES,
-            **_PIXELS,
-            **_SIZES,
+            **PIXELS,
+            **SIZES,
             "image_processor_type": "PaddleOCRVLImageProcessor",
             "processor_class": "PaddleOCRVLProcessor",
             "temporal_patch_size": 1,
@@ -269,8 +262,8 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         "Mage-VL",
         {
             **CLIP,
-            **_PIXELS,
-            **_SIZES,
+            **PIXELS,
+            **SIZES,
             "image_processor_type": "Qwen2VLImageProcessor",
             "temporal_patch_size": 1,
         },
@@ -281,7 +274,7 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         "Muse Glimmer",
         None,
         "<|patch|>",
-        {"image_processor": {**HALVES, **_SIZES, "temporal_patch_size": 2, "max_image_tokens": 16}},
+        {"image_processor": {**HALVES, **SIZES, "temporal_patch_size": 2, "max_image_tokens": 16}},
         token="<|patch|>",
         specials=("<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>"),
     ),
@@ -289,8 +282,8 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         "MiniMaxAI/MiniMax-M3",
         {
             **CLIP,
-            **_PIXELS,
-            **_SIZES,
+            **PIXELS,
+            **SIZES,
             "image_processor_type": "MiniMaxM3VLImageProcessor",
             "temporal_patch_size": 2,
         },
@@ -309,49 +302,35 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
     ),
     "hunyuan_vl": ProcessorFiles(
         "tencent/HunyuanOCR",
-        {**CLIP, **_PIXELS, **_SIZES, "image_processor_type": "HunYuanVLImageProcessor"},
+        {**CLIP, **PIXELS, **SIZES, "image_processor_type": "HunYuanVLImageProcessor"},
         "<|vision_start|><image><|vision_end|>",
-        config=_PIXELS,
+        config=PIXELS,
     ),
     "minicpmv4_6": ProcessorFiles(
         "openbmb/MiniCPM-V-4_6",
         {
             "image_processor_type": "MiniCPMVImageProcessor",
             "processor_class": "MiniCPMVProcessor",
-            "norm_mean": [0.5, 0.5, 0.5],
-            "norm_std": [0.5, 0.5, 0.5],
-            "max_slice_nums": 4,
-            "scale_resolution": SIDE,
-            "patch_size": PATCH,
-            "slice_mode": True,
-            "use_image_id": True,
+            **_SLICED,
         },
         "<|image_pad|>",
         token="<|image_pad|>",
         config={"insert_layer_id": 0},
-        specials=("</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+        specials=_SLICES,
     ),
     "minicpmv4_7": ProcessorFiles(
         "openbmb/MiniCPM-V-4_7",
-        {
-            "norm_mean": [0.5, 0.5, 0.5],
-            "norm_std": [0.5, 0.5, 0.5],
-            "max_slice_nums": 4,
-            "scale_resolution": SIDE,
-            "patch_size": PATCH,
-            "slice_mode": True,
-            "use_image_id": True,
-        },
+        _SLICED,
         "<|image_pad|>",
         token="<|image_pad|>",
-        specials=("</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+        specials=_SLICES,
     ),
     "qwen4_exp": ProcessorFiles(
         "Qwen 4, an experiment",
         {
             **HALVES,
-            **_EDGES,
-            **_SIZES,
+            **EDGES,
+            **SIZES,
             "image_processor_type": "Qwen2VLImageProcessorFast",
             "processor_class": "Qwen3VLProcessor",
             "temporal_patch_size": 2,

@@ -8,8 +8,12 @@ from typing import Any
 from benchmarks.tiny.processor_entry import (
     BEGINS,
     CLIP,
+    EDGES,
+    GLM,
     HALVES,
+    PIXELS,
     SHORTEST,
+    SIZES,
     SQUARE,
     STEPS,
     WRAPPED,
@@ -32,12 +36,15 @@ def _make_qwen(checkpoint: str, kind: str, processor: str, **values: Any) -> Pro
     images = {
         "image_processor_type": kind,
         "processor_class": processor,
-        "patch_size": PATCH,
         "temporal_patch_size": 2,
-        "merge_size": 2,
+        **SIZES,
         **values,
     }
     return ProcessorFiles(checkpoint, images, WRAPPED, video=images, token="<|image_pad|>")
+
+
+def _make_qwen3(checkpoint: str) -> ProcessorFiles:
+    return _make_qwen(checkpoint, "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **HALVES, **EDGES)
 
 
 def _make_llava(checkpoint: str, name: str, images: Mapping[str, Any], **values: Any) -> ProcessorFiles:
@@ -66,22 +73,9 @@ def _make_idefics(checkpoint: str, name: str) -> ProcessorFiles:
     return ProcessorFiles(checkpoint, images, "<image>", processor)
 
 
-_PIXELS = {"min_pixels": SIDE * SIDE // 4, "max_pixels": 4 * SIDE * SIDE}
-_EDGES = {"size": {"shortest_edge": SIDE * SIDE // 4, "longest_edge": 4 * SIDE * SIDE}}
 _DEFAULT = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
 _IMG = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 _PIXTRAL = {**STEPS, **CLIP, "resample": 3, "size": {"longest_edge": 3 * SIDE}}
-
-_GLM = {
-    **CLIP,
-    **_EDGES,
-    "image_processor_type": "Glm4vImageProcessor",
-    "processor_class": "Glm4vProcessor",
-    "do_rescale": True,
-    "patch_size": PATCH,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-}
 
 
 OF_TRANSFORMERS: Mapping[str, ProcessorFiles] = {
@@ -135,32 +129,20 @@ OF_TRANSFORMERS: Mapping[str, ProcessorFiles] = {
         video_token="<video>",
     ),
     "qwen2_vl": _make_qwen(
-        "Qwen/Qwen2-VL-2B-Instruct", "Qwen2VLImageProcessor", "Qwen2VLProcessor", **CLIP, **_PIXELS
+        "Qwen/Qwen2-VL-2B-Instruct", "Qwen2VLImageProcessor", "Qwen2VLProcessor", **CLIP, **PIXELS
     ),
     "qwen2_5_vl": _make_qwen(
-        "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen2VLImageProcessor", "Qwen2_5_VLProcessor", **CLIP, **_PIXELS
+        "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen2VLImageProcessor", "Qwen2_5_VLProcessor", **CLIP, **PIXELS
     ),
-    "qwen3_vl": _make_qwen(
-        "Qwen/Qwen3-VL-4B-Instruct", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **HALVES, **_EDGES
-    ),
-    "qwen3_vl_moe": _make_qwen(
-        "Qwen/Qwen3-VL-30B-A3B-Instruct",
-        "Qwen2VLImageProcessorFast",
-        "Qwen3VLProcessor",
-        **HALVES,
-        **_EDGES,
-    ),
-    "qwen3_5": _make_qwen(
-        "Qwen/Qwen3.5-4B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **HALVES, **_EDGES
-    ),
-    "qwen3_5_moe": _make_qwen(
-        "Qwen/Qwen3.5-35B-A3B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **HALVES, **_EDGES
-    ),
+    "qwen3_vl": _make_qwen3("Qwen/Qwen3-VL-4B-Instruct"),
+    "qwen3_vl_moe": _make_qwen3("Qwen/Qwen3-VL-30B-A3B-Instruct"),
+    "qwen3_5": _make_qwen3("Qwen/Qwen3.5-4B"),
+    "qwen3_5_moe": _make_qwen3("Qwen/Qwen3.5-35B-A3B"),
     "glm4v": ProcessorFiles(
         "zai-org/GLM-4.1V-9B-Thinking",
-        _GLM,
+        GLM,
         "<|vision_start|><|image|><|vision_end|>",
-        video=_GLM | {"video_processor_type": "Glm4vVideoProcessor"},
+        video=GLM | {"video_processor_type": "Glm4vVideoProcessor"},
         token="<|image|>",
     ),
     "idefics2": ProcessorFiles(
