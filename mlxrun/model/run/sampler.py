@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from mlxrun.core.request import SamplingParams, TokenLogprob
 from mlxrun.core.step_plan import SampledToken
+from mlxrun.model.machine.device import uses_gpu
 
 _BLOCK = 64  # columns; it divides the vocabularies of most models
 
@@ -27,7 +28,7 @@ def add_exponentials(raw: mx.array) -> mx.array:
     logprob is then too high by up to 3e-4. So blocks are added up first."""
     rows, width = raw.shape
     blocks, rest = divmod(width, _BLOCK)
-    if blocks:
+    if blocks and not uses_gpu():
         sums = mx.logsumexp(raw[:, : width - rest].reshape(rows, blocks, _BLOCK), axis=-1)
         raw = mx.concatenate([sums, raw[:, width - rest :]], axis=-1) if rest else sums
     return mx.logsumexp(raw, axis=-1, keepdims=True)
