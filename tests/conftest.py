@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import pytest_timeout
 
 from tests.helpers.child_start import platform_pretence
 
@@ -162,6 +163,9 @@ def _put_long_files_first(items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_as_their_folders(items)
     _put_long_files_first(items)
+    for item in items:
+        if "sweep" in item.keywords:
+            item.add_marker(pytest.mark.timeout(1400))  # else pyproject.toml's
     if config.getoption("sweep_slice"):
         _leave_out_other_slices(config, items)
     if not config.getoption("reruns"):
@@ -172,6 +176,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] not in _WITH_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Limit a second try too: pytest-timeout stops its clock at the first failure."""
+    if getattr(item, "execution_count", 1) > 1:
+        settings = pytest_timeout._get_item_settings(item)
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 # No deadlines and no complaint of slowness: machines differ. The same examples each time; more with
