@@ -77,14 +77,14 @@ def find_layout(block: nn.Module) -> BlockLayout | None:
     parts = {name: part for name, part in block.items() if isinstance(part, nn.Module)}
     norms = {name: rule for name, part in parts.items() if (rule := read_norm(part)) is not None}
     for attention in (name for name in parts if name not in norms):
-        layout = _try(read_attention, parts[attention]) if len(norms) > 1 else None
+        layout = try_to_read(read_attention, parts[attention]) if len(norms) > 1 else None
         if layout is None:
             continue
         middles = [name for name in parts if name not in norms and name != attention]
         for first, second in itertools.permutations(norms, 2):
             for middle in middles:
-                if _try(_is_composed, block, first, attention, second, middle):
-                    rules, mlp = (norms[first], norms[second]), _try(read_mlp, parts[middle])
+                if try_to_read(_is_composed, block, first, attention, second, middle):
+                    rules, mlp = (norms[first], norms[second]), try_to_read(read_mlp, parts[middle])
                     return BlockLayout((first, second), rules, attention, middle, layout, mlp)
     return None
 
@@ -94,7 +94,7 @@ def read_norm(module: nn.Module) -> NormRule | None:
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or len(module) != 1:
         return None
-    return _try(_read_norm, module, weight)
+    return try_to_read(_read_norm, module, weight)
 
 
 def _read_norm(module: Any, weight: mx.array) -> NormRule | None:
@@ -304,7 +304,7 @@ def _are_equal(found: Any, expected: mx.array) -> bool:
     return bool(mx.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE).item())
 
 
-def _try(read: Callable[..., Any], *given: Any) -> Any:
+def try_to_read(read: Callable[..., Any], *given: Any) -> Any:
     """The result; None if it raised, as a library's part may for stand-ins."""
     try:
         return read(*given)

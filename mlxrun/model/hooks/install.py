@@ -6,6 +6,7 @@ layer: a quantized linear layer gets its method first, and then its LoRA adapter
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import mlx.nn as nn
 
 from mlxrun.config.settings import Config
 from mlxrun.model.fused.fused_blocks import hook_layers
+from mlxrun.model.fused.quick_gates import hook_gates
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import hook_even_products, hook_softcaps, transpose_weights
@@ -27,7 +29,7 @@ from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.tower_blocks import hook_blocks
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.device import fuses_operations, get_backend, uses_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ def may_fuse(config: Config) -> bool:
 def needs_even_products(config: Config) -> bool:
     """Whether rows must have the same bits in any company, and plain weights may multiply them so."""
     return config.engine.reproducible and not config.model.adapters and bool(config.engine.load_check)
+
+
+def needs_quick_gates() -> bool:
+    """Whether MLX computes exponentials number by number, and compiles functions. It does so on Linux."""
+    return get_backend() == "cpu" and sys.platform == "linux" and fuses_operations()
 
 
 def install_hooks(
@@ -90,6 +97,7 @@ def install_hooks(
         InstalledHook("embeddings", hook_embeddings(model), "the language model sees images"),
         InstalledHook("tower blocks", hook_blocks(model), "images are encoded in parts, between steps"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
+        InstalledHook("gates", hook_gates(model) if needs_quick_gates() else 0, "SiLU takes less time"),
         InstalledHook(
             "fused layers",
             hook_layers(model) if may_fuse(config) else 0,

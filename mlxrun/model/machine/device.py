@@ -164,7 +164,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
         use_device(settings)
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
-    facts = {"backend": get_backend(), "name": name} | info | {"compile": _compiles()}
+    facts = {"backend": get_backend(), "name": name} | info | {"compile": fuses_operations()}
     facts["variables"] = {key: each for key, each in sorted(os.environ.items()) if key.startswith("MLX_")}
     if facts["backend"] != "cpu":
         if settings is not None:
@@ -185,7 +185,7 @@ def describe_rounding(settings: EngineSettings) -> dict[str, Any]:
     return {key: found[key] for key in DECISIVE if key in found}
 
 
-def _compiles() -> bool:
+def fuses_operations() -> bool:
     """Whether MLX fuses operations: on a CPU it calls g++ for that, and computes without if there is none."""
     if "MLX_DISABLE_COMPILE" in os.environ:
         return False
