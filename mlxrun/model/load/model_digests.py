@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,26 @@ class LateDigests(Mapping[str, str]):
     that returns its digest and perhaps others."""
 
     def __init__(self, sources: Mapping[str, Callable[[], Mapping[str, str]]]) -> None:
-        self._sources = sources
+        self._sources = dict(sources)
+
+    def begin(self, name: str) -> None:
+        """Read the files of a digest on a thread. Whoever asks for the digest waits for that, and gets its
+        error."""
+        source, found = self._sources[name], Future[Mapping[str, str]]()
+
+        def read() -> None:
+            try:
+                found.set_result(source())
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=read, daemon=True, name="digests").start()
+        self._sources |= {key: found.result for key, each in self._sources.items() if each is source}
+
+    def add_template(self, template: str | None) -> None:
+        """Add the digest of the chat template."""
+        digest = hashlib.sha256((template or "").encode()).hexdigest()
+        self._sources["template"] = lambda: {"template": digest}
 
     def __getitem__(self, name: str) -> str:
         return self._sources[name]()[name]
@@ -41,41 +61,38 @@ class LateDigests(Mapping[str, str]):
 
 
 def make_digests(
-    settings: ModelSettings, folder: Path, template: str | None, gguf: GgufHeader | None, weights: bool
+    settings: ModelSettings, folder: Path, gguf: GgufHeader | None, weights: bool
 ) -> LateDigests:
-    """The digests of the model, and `draft`, of the files of its draft model, which may influence answers.
-    ConfigError if there is no such draft model."""
+    """The digests of the model without its template, and `draft`, of the files of its draft model, which may
+    influence answers. ConfigError if there is no such draft model."""
 
     @functools.cache
     def digest_model() -> dict[str, str]:
         adapter = Path(settings.adapter) if settings.adapter else None
-        found = compute_digests(folder, adapter, template, code=settings.trust_remote_code)
+        found = compute_digests(folder, adapter, code=settings.trust_remote_code)
         return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
 
-    own = dict.fromkeys(("model", "tokenizer", "template"), digest_model)
+    own = dict.fromkeys(("model", "tokenizer"), digest_model)
     if settings.draft is None:
         return LateDigests(own)
     draft = find_draft_folder(settings, weights)
 
     @functools.cache
     def digest_draft() -> dict[str, str]:
-        return {"draft": compute_digests(draft, None, None)["model"]}
+        return {"draft": compute_digests(draft, None)["model"]}
 
     return LateDigests(own | {"draft": digest_draft})
 
 
-def compute_digests(
-    folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
-) -> dict[str, str]:
-    """sha256 (hex) of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python
-    files of the folder may run, and are part of the model."""
+def compute_digests(folder: Path, adapter: Path | None, *, code: bool = False) -> dict[str, str]:
+    """sha256 (hex) of `model` (config, weights, LoRA adapter) and `tokenizer`. `code`: Python files of the
+    folder may run, and are part of the model."""
     weights = _list_own_files(folder, adapter, code)
     total = sum(path.stat().st_size for path in weights if path.is_file())
     progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
     return {
         "model": _hash_files(weights, progress),
         "tokenizer": _hash_files(_list_tokenizer_files(folder), progress),
-        "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
     }
 
 

@@ -235,17 +235,20 @@ def load_model_info(
         log_weights(settings, folder)
     if gguf is None:
         config, kind = _read_folder(settings, folder, weights)
-        generation, tokenizer = read_json(folder / GENERATION), load_tokenizer(folder, settings)
     else:
         config, kind = _read_gguf(settings, gguf, folder), ModelKind(False)
-        generation, tokenizer = {}, make_tokenizer(gguf)
+    digests = make_digests(settings, folder, gguf, weights)
+    if digest:
+        digests.begin("model")  # while the tokenizer is imported and made
+    generation = {} if gguf is not None else read_json(folder / GENERATION)
+    tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
     own_name = _get_own_name(settings, folder)
     template = read_template(folder, settings, tokenizer)
     speech = read_speech_model(folder, config, settings)
     pooled = None if speech is not None else read_pooled_model(folder, config, settings, tokenizer)
     generates = speech is None and (pooled is None or pooled.generates)
     processor = load_processor(folder, config, settings) if kind.vision else None
-    digests = make_digests(settings, folder, template, gguf, weights)
+    digests.add_template(template)
     if digest:
         digests["model"]
     return LoadedModelInfo(

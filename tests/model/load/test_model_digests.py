@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load import model_digests
-from mlxrun.model.load.model_digests import compute_digests
+from mlxrun.model.load.model_digests import LateDigests, compute_digests, make_digests
 from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.model.load.model_info import load_model_info
 
@@ -31,44 +34,43 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_each_digest_names_its_files(folder: Path, name: str, changed: set[str]) -> None:
-    before = compute_digests(folder, None, "template")
+    before = compute_digests(folder, None)
     with (folder / name).open("ab") as file:
         file.write(b" ")
-    after = compute_digests(folder, None, "template")
+    after = compute_digests(folder, None)
     assert {key for key in before if before[key] != after[key]} == changed
 
 
 def test_files_of_sentence_transformers_count(folder: Path) -> None:
     """Of rerankers too, which have no modules.json."""
     name = "config_sentence_transformers.json"
-    found = [compute_digests(folder, None, "template")["model"]]
+    found = [compute_digests(folder, None)["model"]]
     for activation in ("Sigmoid", "Identity"):
         (folder / name).write_text(f'{{"activation_fn": "torch.nn.modules.activation.{activation}"}}')
-        found.append(compute_digests(folder, None, "template")["model"])
+        found.append(compute_digests(folder, None)["model"])
     assert len(set(found)) == 3
 
 
-def test_adapters_templates_and_code_count(folder: Path, tmp_path: Path) -> None:
-    plain = compute_digests(folder, None, "template")
-    assert compute_digests(folder, None, "other")["template"] != plain["template"]
+def test_adapters_and_code_count(folder: Path, tmp_path: Path) -> None:
+    plain = compute_digests(folder, None)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapters.safetensors").write_bytes(b"x")
-    assert compute_digests(folder, adapter, "template")["model"] != plain["model"]
+    assert compute_digests(folder, adapter)["model"] != plain["model"]
     (folder / "modeling.py").write_text("x = 1")
-    assert compute_digests(folder, None, "template") == plain, "code that may not run is no part of the model"
-    assert compute_digests(folder, None, "template", code=True)["model"] != plain["model"]
+    assert compute_digests(folder, None) == plain, "code that may not run is no part of the model"
+    assert compute_digests(folder, None, code=True)["model"] != plain["model"]
 
 
 def test_large_files_are_sampled_at_both_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_digests, "_FULL_HASH_BYTES", 1 << 20)
     path = folder / "model.safetensors"
-    before = compute_digests(folder, None, None)["model"]
+    before = compute_digests(folder, None)["model"]
     data = bytearray(path.read_bytes())
     for index in (0, len(data) // 2, len(data) - 1):
         data[index] ^= 1
         path.write_bytes(data)
-        assert compute_digests(folder, None, None)["model"] != before, index
+        assert compute_digests(folder, None)["model"] != before, index
         data[index] ^= 1
 
 
@@ -76,10 +78,23 @@ def test_large_files_are_sampled_at_both_ends(folder: Path, monkeypatch: pytest.
 def test_files_are_read_once_when_a_model_is_loaded_or_when_somebody_asks(
     folder: Path, at_once: bool
 ) -> None:
-    found = [compute_digests(folder, None, None)["model"]]
+    found = [compute_digests(folder, None)["model"]]
     info = load_model_info(ModelSettings(path=str(folder)), digest=at_once)
     for _ in range(2):
         with (folder / "model.safetensors").open("ab") as file:
             file.write(b" ")
-        found.append(compute_digests(folder, None, None)["model"])
+        found.append(compute_digests(folder, None)["model"])
         assert info.digests["model"] == found[0 if at_once else 1]
+
+
+def test_files_are_read_on_a_thread_and_their_errors_come_to_who_asks(folder: Path) -> None:
+    digests = make_digests(ModelSettings(path=str(folder)), folder, None, weights=True)
+    digests.add_template("a")
+    assert digests["template"] == hashlib.sha256(b"a").hexdigest() != digests["model"]
+    digests.begin("model")
+    assert {name: digests[name] for name in ("model", "tokenizer")} == compute_digests(folder, None)
+    broken = LateDigests({"model": Mock(side_effect=ModelLoadError("it cannot be read"))})
+    broken.begin("model")
+    for _ in range(2):
+        with pytest.raises(ModelLoadError, match="it cannot be read"):
+            broken["model"]
