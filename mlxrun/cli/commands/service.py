@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.options import (
     Options,
     add_config_options,
@@ -33,8 +35,11 @@ from mlxrun.core.terminal import print_text
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.server.running_servers import ServerNote
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+ANSWER_SECONDS = 20.0  # in which a server that was started answers, if only that it loads its model
+_POLL_SECONDS = 0.1
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
 # Variables of the shell that a server needs as well.
 _KEPT = re.compile(
@@ -121,7 +126,7 @@ def install(
     model: str | None, name: str, only_print: bool, config_path: Path | None, sets: tuple[str, ...]
 ) -> None:
     """Install a server as a service, and start it."""
-    file = make_own_file(make_service(model, name, config_path, sets))
+    file, before = make_own_file(make_service(model, name, config_path, sets)), _list_running()
     if only_print:
         print_text(file.content.decode())
         return
@@ -137,15 +142,17 @@ def install(
     say(f"wrote {file.path}")
     say(f"started; `mlxrun service status --name {name}` shows it")
     say(f"its log: {file.logs}")
+    _wait_for_answer(file, before)
 
 
 @command.command()
 @add_name
 def restart(name: str) -> None:
     """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
-    file = find_installed_file(name)
+    file, before = find_installed_file(name), _list_running()
     _start(file)
     say(f"started again; its log: {file.logs}")
+    _wait_for_answer(file, before)
 
 
 @command.command()
@@ -244,6 +251,27 @@ def _start(file: ServiceFile) -> None:
     for each in before:
         _call(each, check="bootout" not in each)
     _call(last)
+
+
+def _list_running() -> list[ServerNote]:
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
+
+    return list_servers(find_notes_folder(os.environ))
+
+
+def _wait_for_answer(file: ServiceFile, before: Sequence[ServerNote]) -> None:
+    """Wait until a server answers that did not run `before`, and say at which URL. ServiceError if none does
+    within ANSWER_SECONDS."""
+    end, state = time.monotonic() + ANSWER_SECONDS, ""
+    while state != "ok" and (not state or time.monotonic() < end):
+        time.sleep(_POLL_SECONDS)
+        new = [note for note in _list_running() if note not in before]
+        state = read_state(new[-1].url, new[-1].certificate) if new else "no answer"
+    if state not in ("ok", "loading"):
+        text = f"no server has answered within {ANSWER_SECONDS:g} s"
+        raise ServiceError(f"the service was started, but {text}; its log says why: {file.logs}")
+    loading = "" if state == "ok" else ", and loads its model; `mlxrun ps` shows when it is ready"
+    say(f"it answers at {new[-1].url}{loading}")
 
 
 def _call(program: Sequence[str], check: bool = True, shows: bool = False) -> int:
