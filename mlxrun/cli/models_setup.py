@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mlxrun.cli.options import make_config_reader, say
+from mlxrun.cli.options import Options, make_config_reader, say
 from mlxrun.config.loading import LoadedConfig, load_config, place_problem
 from mlxrun.config.nodes import ConfigNode, Origin
 from mlxrun.config.server_settings import ServedModelSettings, has_response_file, read_served_model
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mlxrun.cluster.models.messages import ModelFacts, ModelsFacts
     from mlxrun.cluster.models.model_slot import ModelSlot
     from mlxrun.server.engine_state import LoadedEngine
-
-Options = Sequence[tuple[str, str, str]]
 
 
 def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> dict[str, Config]:

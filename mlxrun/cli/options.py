@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mlxrun.config.settings import Config, LogSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
+Options = Sequence[tuple[str, str, str]]  # of `load_config`
 SHOWN = 20  # lines of a list; the others are counted
 
 
@@ -91,9 +92,15 @@ def add_model_option(function: F) -> F:
     return click.option("--model", metavar="MODEL", help=text)(function)
 
 
-def name_model(model: str | None, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Add the model that a command was given to the values of `--set`. ModelLoadError for an unknown name."""
-    return sets if model is None else (*sets, f"model.path={find_model(model)}")
+def name_model(model: str | None, given_as: str = "MODEL") -> Options:
+    """Make the options of the model that a command was given. `given_as`: what errors call it. ModelLoadError
+    for an unknown name."""
+    return [] if model is None else [(given_as, "model.path", find_model(model))]
+
+
+def list_sets(options: Options) -> list[str]:
+    """The same options as values of `--set`."""
+    return [f"{key}={text}" for _, key, text in options]
 
 
 def find_model(model: str) -> str:
@@ -161,7 +168,7 @@ def add_measure_options(function: F) -> F:
 def load_command_config(
     config_path: Path | None,
     sets: Sequence[str],
-    options: Sequence[tuple[str, str, str]] = (),
+    options: Options = (),
     *,
     several: bool = False,
     remedy: str = "give a config of one model",
@@ -183,9 +190,7 @@ def load_command_config(
     return loaded
 
 
-def make_config_reader(
-    loaded: LoadedConfig, sets: Sequence[str], options: Sequence[tuple[str, str, str]]
-) -> Callable[[], Config]:
+def make_config_reader(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> Callable[[], Config]:
     """Make what reads the config of a command again. `sets`, `options`: as for `load_command_config`. It
     raises ConfigError if the config is wrong now, or came from a pipe."""
     from mlxrun.config.loading import load_config

@@ -78,19 +78,19 @@ def read_engines(config: Config, info: LoadedModelInfo) -> list[tuple[Config, Lo
             return read_model(model, weights=True, announce=False, digest=False)
 
         own = read(config.model)
-        with _name_user_model():
+        with name_model_errors("batch.user_model"):
             user = read(user_config.model)
         pairs = (config, own, user), (user_config, user, own)
         return [(share_memory_limit(each, info, other), info) for each, info, other in pairs]
 
 
 @contextmanager
-def _name_user_model() -> Iterator[None]:
-    """Errors of the model that plays the user name its key."""
+def name_model_errors(name: str) -> Iterator[None]:
+    """Errors of a model name what it was given as, such as another key than `model.path`."""
     try:
         yield
     except MlxrunError as error:
-        error.args = (f"batch.user_model: {str(error).removeprefix('model.path: ')}",)
+        error.args = (f"{name}: {str(error).removeprefix('model.path: ')}",)
         raise
 
 
@@ -246,7 +246,7 @@ def _make_setup(
         return await EngineClient.start(choose_engine_config(own), infos[at])
 
     if user_config is not None:
-        with _name_user_model():
+        with name_model_errors("batch.user_model"):
             info, user_preparer = load_preparer(user_config, preparer.folder or Path(), weights=True)
         infos.append(info)
         user = JobSetup(user_config, hash_config(user_config), info, user_preparer, partial(start, 1), device)

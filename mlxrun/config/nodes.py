@@ -13,16 +13,15 @@ from mlxrun.core.visible_text import make_message
 class Origin:
     """Where a value came from. Errors and `config show` print its `str()`."""
 
-    kind: Literal["default", "file", "env", "set"]
-    name: str = ""  # the file, the variable, the key of --set, or another option with its dashes
+    kind: Literal["default", "file", "env", "set", "option"]
+    name: str = ""  # the file, the variable, the key of --set, or another option or argument
     line: int = 0
     column: int = 0
 
     def __str__(self) -> str:
         if self.kind == "file":
             return f"{self.name}:{self.line}:{self.column}"
-        is_key = self.kind == "set" and not self.name.startswith("-")
-        return f"--set {self.name}" if is_key else self.name or self.kind
+        return f"--set {self.name}" if self.kind == "set" else self.name or self.kind
 
 
 DEFAULT = Origin("default")
@@ -79,7 +78,7 @@ class ConfigProblem:
     @classmethod
     def at(cls, origin: Origin, path: str, message: str) -> ConfigProblem:
         """A problem with a text such as `configs/prod.yaml:12:11: scheduler.policy: message`."""
-        order = ("default", "file", "env", "set").index(origin.kind)
+        order = ("default", "file", "env", "set", "option").index(origin.kind)
         names_path = origin.kind == "set" and origin.name == path
         where = f"{origin}: {path}: " if path and not names_path else f"{origin}: "
         rank = (order, origin.name, origin.line, origin.column)

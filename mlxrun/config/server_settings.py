@@ -136,7 +136,7 @@ class ServerSettings:
     """Seconds after which a request is aborted, waiting time included. null: no limit."""
     keepalive: Annotated[float, Range(0.1, None)] = 15.0
     """Seconds without output after which a stream sends a comment with the progress of the request. Also
-    while its media are read."""
+    while its media are read, or its model is loaded."""
     drain_timeout: Annotated[float, Range(0.0, None)] = 30.0
     """Seconds that running requests have to finish when the server is stopped."""
     on_engine_failure: Literal["exit", "stay"] = "exit"

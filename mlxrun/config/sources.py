@@ -108,8 +108,8 @@ class ConfigSources:
         """Return the layer of a command's own options, each as (name, key, text)."""
         layer: dict[str, ConfigNode] = {}
         for name, key, text in options:
-            self._set_value(layer, key.split("."), text, Origin("set", name))
-        return self.finish_layer(ConfigNode(layer, Origin("set")), Path.cwd(), interpolate=False)
+            self._set_value(layer, key.split("."), text, Origin("option", name))
+        return self.finish_layer(ConfigNode(layer, Origin("option")), Path.cwd(), interpolate=False)
 
     def _set_value(
         self, layer: dict[str, ConfigNode], keys: Sequence[str], text: str, origin: Origin

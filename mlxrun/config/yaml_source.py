@@ -69,7 +69,9 @@ def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNod
         return ConfigNode({}, start)
     reader = _Reader(name, None, problems)
     if not isinstance(root, yaml.MappingNode):
-        problems.append(ConfigProblem.at(reader.get_origin(root), "", "a config is a mapping of sections"))
+        kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        text = f"the file must be a mapping of keys, and is {kind}"
+        problems.append(ConfigProblem.at(reader.get_origin(root), "", text))
         return ConfigNode({}, start)
     return reader.read(root, None, "")
 

@@ -49,6 +49,13 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def explain_missing_file(path: Path) -> str | None:
+    """Why a path is not that of a file; None if it is."""
+    if path.is_file():
+        return None
+    return "it is a folder, not a file" if path.is_dir() else "there is no such file"
+
+
 def is_stream(path: Path) -> bool:
     """Whether a path is a stream that the shell opened for this process: /dev/stdin, or <(...)."""
     return str(path).startswith(_STREAMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from mlxrun.cli.main import main
 from mlxrun.cli.options import (
     add_config_options,
     add_json_option,
@@ -97,3 +99,22 @@ def test_what_only_a_run_could_refuse_is_found_here() -> None:
 )
 def test_of_a_long_list_the_others_are_counted(count: int, shown: list[str]) -> None:
     assert list(list_first(range(count), 3)) == shown
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "fit", "show", "doctor", "service install", "batch job.jsonl --model"]
+)
+@pytest.mark.parametrize("model", ["./none", "none.gguf"])
+def test_a_wrong_model_is_named_as_it_was_given(
+    command: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    (tmp_path / "job.jsonl").write_text('{"custom_id": "a", "body": {"messages": []}}\n')
+    assert main([*command.split(), model]) in (2, 3)
+    said = capsys.readouterr().err
+    name = "--model: model.path" if "--model" in command else "MODEL: "
+    assert said.startswith(f"mlxrun: {name}") and "none" in said and "--set" not in said

@@ -87,7 +87,7 @@ def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
         ),
         ("log: {level: \x07}\n", "a.yaml:1:14: this is not YAML: there is a character that is not allowed"),
         ("--- {}\n--- {}\n", "a.yaml:2:1: this is not YAML: but found another document"),
-        ("[a]\n", "a.yaml:1:1: a config is a mapping of sections"),
+        ("[a]\n", "a.yaml:1:1: the file must be a mapping of keys, and is a list"),
         ("log: &a {level: *a}\n", "a.yaml:1:6: log.level: this alias contains itself"),
         ("model: {path: !!binary aa}\n", "a.yaml:1:15: model.path: 'aa' cannot be read as binary"),
         ("1: 2\n", "a.yaml:1:1: a key must be a string, not '1'"),

@@ -17,6 +17,7 @@ from mlxrun.cli.options import (
     add_model_option,
     add_ray_option,
     list_first,
+    list_sets,
     load_command_config,
     name_model,
     say,
@@ -130,14 +131,14 @@ def command(
         evals = make_eval_reader(paths.job, scorer)
         if scorer is not None:
             report_likelihood_lines(paths.job, str(jobs), say)
-        sets = name_model(model, sets)
-        loaded = load_command_config(config_path, sets)
+        named = name_model(model, "--model")
+        loaded = load_command_config(config_path, sets, named)
         options = JobOptions(**flags)
         if dry_run:
             return run_async(_dry_run(loaded, paths, options))
         raise_open_files()
         with keep_awake(loaded.config.batch.keep_awake):
-            return run_async(_run(ray_address, loaded, sets, paths, options, evals))
+            return run_async(_run(ray_address, loaded, (*sets, *list_sets(named)), paths, options, evals))
 
 
 async def _run(

@@ -162,8 +162,8 @@ def _open_client(
     from mlxrun.cli.server_client import ServerClient
 
     remedy = "start `mlxrun serve` with it, and then `mlxrun chat` without -c, --set and MODEL"
-    sets = name_model(model, ("log.level=warning", *sets))
-    loaded = load_command_config(config_path, sets, remedy=remedy)
+    sets = ("log.level=warning", *sets)
+    loaded = load_command_config(config_path, sets, name_model(model), remedy=remedy)
     config = loaded.config
     if config.log.level == "warning":
         logging.getLogger("mlxrun.model.model_loading").setLevel(logging.INFO)  # says what takes long

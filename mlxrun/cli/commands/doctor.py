@@ -44,7 +44,7 @@ def command(
     The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
     the folder of a model, ends it with exit code 2. Nothing is checked then.
     """
-    config = load_command_config(config_path, name_model(model, sets)).config
+    config = load_command_config(config_path, sets, name_model(model)).config
     findings = list(list_findings(config, with_model=loads_model))
     good = all(finding.level != "off" for finding in findings)
     if as_json:

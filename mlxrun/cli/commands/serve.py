@@ -11,9 +11,11 @@ import click
 
 from mlxrun.cli.long_runs import raise_open_files
 from mlxrun.cli.options import (
+    Options,
     add_config_options,
     add_model_argument,
     add_ray_option,
+    list_sets,
     load_command_config,
     make_config_reader,
     name_model,
@@ -21,8 +23,6 @@ from mlxrun.cli.options import (
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.engine_state import LoadedEngine
@@ -85,14 +85,15 @@ def command(
     from mlxrun.cli.signal_loop import run_async
 
     given = {"host": host, "port": port}
-    options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
-    sets = name_model(model, sets)
+    named = name_model(model)
+    server = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
+    options = [*named, *server]
     loaded = load_command_config(config_path, sets, options, several=ray_address is None)
     raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 
-        return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
+        return run_async(serve_on_ray(ray_address, loaded, (*sets, *list_sets(named)), mixed))
     if loaded.config.models:
         from mlxrun.cli.models_setup import serve_models
 
@@ -100,9 +101,7 @@ def command(
     return run_async(serve_until_signal(loaded, sets, options))
 
 
-async def serve_until_signal(
-    loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[tuple[str, str, str]]
-) -> int:
+async def serve_until_signal(loaded: LoadedConfig, sets: tuple[str, ...], options: Options) -> int:
     """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
     config is read again."""
     from mlxrun.cli.run_pages import show_runs

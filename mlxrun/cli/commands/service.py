@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model, say
+from mlxrun.cli.commands.ps import read_state
+from mlxrun.cli.options import (
+    Options,
+    add_config_options,
+    add_model_argument,
+    load_command_config,
+    name_model,
+    say,
+)
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.server.running_servers import ServerNote
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+ANSWER_SECONDS = 20.0  # in which a server that was started answers, if only that it loads its model
+_POLL_SECONDS = 0.1
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
 # Variables of the shell that a server needs as well.
 _KEPT = re.compile(
@@ -114,7 +126,7 @@ def install(
     model: str | None, name: str, only_print: bool, config_path: Path | None, sets: tuple[str, ...]
 ) -> None:
     """Install a server as a service, and start it."""
-    file = make_own_file(make_service(model, name, config_path, sets))
+    file, before = make_own_file(make_service(model, name, config_path, sets)), _list_running()
     if only_print:
         print_text(file.content.decode())
         return
@@ -130,15 +142,17 @@ def install(
     say(f"wrote {file.path}")
     say(f"started; `mlxrun service status --name {name}` shows it")
     say(f"its log: {file.logs}")
+    _wait_for_answer(file, before)
 
 
 @command.command()
 @add_name
 def restart(name: str) -> None:
     """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
-    file = find_installed_file(name)
+    file, before = find_installed_file(name), _list_running()
     _start(file)
     say(f"started again; its log: {file.logs}")
+    _wait_for_answer(file, before)
 
 
 @command.command()
@@ -162,8 +176,8 @@ def uninstall(name: str) -> None:
 def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
     """A service with this config. ConfigError if that is wrong, or would be with the variables of a
     service."""
-    named = name_model(model, sets)
-    loaded = load_command_config(config_path, named, several=True)
+    named = name_model(model)
+    loaded = load_command_config(config_path, sets, named, several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
         arguments += ["-c", str(Path(loaded.path).resolve())]
@@ -173,19 +187,21 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
         for key, value in sorted(os.environ.items())
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
-    check_variables(loaded, named, kept)
+    check_variables(loaded, sets, named, kept)
     kept["PATH"] = make_path(shutil.which(COMPILER))
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
     return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
 
 
-def check_variables(loaded: LoadedConfig, sets: tuple[str, ...], kept: Mapping[str, str]) -> None:
+def check_variables(
+    loaded: LoadedConfig, sets: Sequence[str], options: Options, kept: Mapping[str, str]
+) -> None:
     """ConfigError if the config is wrong, or another one, with the variables that the service has: `kept`."""
     from mlxrun.config.loading import load_config
 
     lacks = "which the shell has and a service has not; a config reads a key from a file, as ${file:/PATH}"
     try:
-        again = load_config(loaded.path, sets, kept)
+        again = load_config(loaded.path, sets, kept, options=options)
     except ConfigError as error:
         raise ConfigError.from_problems(f"{each}, {lacks}" for each in error.problems) from error
     if again.config != loaded.config:
@@ -235,6 +251,27 @@ def _start(file: ServiceFile) -> None:
     for each in before:
         _call(each, check="bootout" not in each)
     _call(last)
+
+
+def _list_running() -> list[ServerNote]:
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
+
+    return list_servers(find_notes_folder(os.environ))
+
+
+def _wait_for_answer(file: ServiceFile, before: Sequence[ServerNote]) -> None:
+    """Wait until a server answers that did not run `before`, and say at which URL. ServiceError if none does
+    within ANSWER_SECONDS."""
+    end, state = time.monotonic() + ANSWER_SECONDS, ""
+    while state != "ok" and (not state or time.monotonic() < end):
+        time.sleep(_POLL_SECONDS)
+        new = [note for note in _list_running() if note not in before]
+        state = read_state(new[-1].url, new[-1].certificate) if new else "no answer"
+    if state not in ("ok", "loading"):
+        text = f"no server has answered within {ANSWER_SECONDS:g} s"
+        raise ServiceError(f"the service was started, but {text}; its log says why: {file.logs}")
+    loading = "" if state == "ok" else ", and loads its model; `mlxrun ps` shows when it is ready"
+    say(f"it answers at {new[-1].url}{loading}")
 
 
 def _call(program: Sequence[str], check: bool = True, shows: bool = False) -> int:

@@ -24,7 +24,7 @@ from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_models_page, format_time
 from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
 from mlxrun.api.ollama.request import LATEST, read_keep_alive
-from mlxrun.api.ollama.response import NEVER
+from mlxrun.api.ollama.response import NEVER, OllamaWriter
 from mlxrun.api.openai.fields import URLS
 from mlxrun.api.openai.pooled import EMBEDDING_URL, POOLING_ALIASES, RELEVANCE_URL, RERANK_URL, RERANK_V2_URL
 from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
@@ -59,6 +59,7 @@ from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
 from mlxrun.server.http.json_bodies import encode_json, json_response, read_json
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
+from mlxrun.server.http.sse import EventStream, LineStream, MakePing, open_stream, wants_stream
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.status import collect_storage, describe_batches, describe_files
@@ -132,6 +133,25 @@ class ModelRelay(Relay):
     async def _relay_to_model(
         self, request: web.Request, slot: ModelSlot, fields: Mapping[str, Any], body: bytes
     ) -> web.StreamResponse:
+        """A stream is kept alive while its model is loaded."""
+        is_ollama = _is_ollama(request)
+        streams = _TASKS.get(request.path) == "generate" and wants_stream(fields, usually=is_ollama)
+        if slot.state == "ready" or not streams:
+            return await self._answer(request, slot, fields, body)
+        writer = OllamaWriter(slot.name, 0, is_chat=request.path == CHAT_PATH)
+        ping: MakePing | None = (lambda: (None, writer.write_ping())) if is_ollama else None
+        kind = LineStream if is_ollama else EventStream
+        async with open_stream(request, ping=ping, kind=kind) as stream:
+            return await self._answer(request, slot, fields, body, stream)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        slot: ModelSlot,
+        fields: Mapping[str, Any],
+        body: bytes,
+        stream: EventStream | None = None,
+    ) -> web.StreamResponse:
         with self._let_cancel(request):
             await self.models.wait_loaded(slot)
         with self.models.hold(slot):
@@ -143,7 +163,7 @@ class ModelRelay(Relay):
                 raise EngineDead(f"{slot.name}: its process has ended: try again soon") from error
             request[LOGGED_ELSEWHERE] = True
             async with upstream:
-                return await pass_on(request, upstream, slot.name)
+                return await pass_on(request, upstream, slot.name, stream)
 
     def choose_model(self, request: web.Request, fields: Mapping[str, Any]) -> ModelSlot:
         """Choose the model of a request: the one that it names, else the first one for its path. NotFound if

@@ -8,10 +8,11 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from mlxrun.core.errors import EngineDead
+from mlxrun.core.errors import EngineDead, RequestError
 from mlxrun.server.http.access import CONFIG, request_id
 from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.http.request_log import note_refusal
+from mlxrun.server.http.sse import EventStream
 from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import ENGINE_ERROR
 from mlxrun.server.telemetry import RECORDED_ELSEWHERE
@@ -26,24 +27,26 @@ _WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n
 
 
 async def pass_on(
-    request: web.Request, upstream: aiohttp.ClientResponse, worker: str = "the worker"
+    request: web.Request,
+    upstream: aiohttp.ClientResponse,
+    worker: str = "the worker",
+    stream: EventStream | None = None,
 ) -> web.StreamResponse:
-    """Send a worker's answer to the client, each part as it comes. `worker`: its name. If it dies
-    meanwhile, a stream of an API with error events ends with one. Any other answer is cut: EngineDead."""
+    """Send a worker's answer to the client, each part as it comes. `worker`: its name; `stream`: that of the
+    client. If this has begun, a refusal is its last event. If the worker dies meanwhile, a stream of an API
+    with error events ends with one. Any other answer is cut: EngineDead."""
     request[RECORDED_ELSEWHERE] = True
-    response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-    for name, value in upstream.headers.items():
-        if name.lower() not in _NOT_RETURNED:
-            response.headers.add(name, value)
-    length = upstream.headers.get("Content-Length")
-    if length is not None:
-        response.content_length = int(length)
-    await response.prepare(request)
+    begun = stream if stream is not None and await stream.stop_pings() else None
+    response = await _begin(request, upstream) if begun is None else begun.response
     last = b""
     if upstream.status >= 400:
         body = await upstream.read()
-        _note_refusal(request, body)
-        await response.write(body)
+        details = _parse_error(body)
+        _note_refusal(request, details)
+        if begun is None:
+            await response.write(body)
+        else:
+            await begun.send_error(_make_refusal(upstream.status, details))
     while True:
         try:
             part = await upstream.content.readany()
@@ -53,6 +56,8 @@ async def pass_on(
             request[RECORDED_ELSEWHERE] = False
             event = _make_error_event(request, upstream, dead, last)
             if event is None:
+                if begun is not None:
+                    begun.is_broken = True
                 raise dead from error
             await response.write(event)
             break
@@ -64,15 +69,42 @@ async def pass_on(
     return response
 
 
-def _note_refusal(request: web.Request, body: bytes) -> None:
-    """Have the log say the code and the field of an error, as without workers."""
+async def _begin(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Send the headers of a worker's answer."""
+    response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+    for name, value in upstream.headers.items():
+        if name.lower() not in _NOT_RETURNED:
+            response.headers.add(name, value)
+    length = upstream.headers.get("Content-Length")
+    if length is not None:
+        response.content_length = int(length)
+    await response.prepare(request)
+    return response
+
+
+def _parse_error(body: bytes) -> dict[str, Any]:
+    """The details of an error in the body of any API; empty if there are none."""
     try:
         found: Any = orjson.loads(body)["error"]
-        code, field = found.get("code") or found["type"], found.get("param")
-        text = found["message"] if request.app[CONFIG].log.prompts else field
-    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-        return
-    note_refusal(request, str(code), text)
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {"message": found}
+
+
+def _note_refusal(request: web.Request, details: dict[str, Any]) -> None:
+    """Have the log say the code and the field of an error, as without workers."""
+    code = details.get("code") or details.get("type")
+    if code is not None:
+        text = details.get("message") if request.app[CONFIG].log.prompts else details.get("param")
+        note_refusal(request, str(code), text)
+
+
+def _make_refusal(status: int, details: dict[str, Any]) -> RequestError:
+    """The error that a worker has answered with."""
+    text = str(details.get("message", f"it was refused with status {status}"))
+    error = RequestError(text, param=details.get("param"), code=details.get("code"))
+    error.http_status = status
+    return error
 
 
 def _make_error_event(

@@ -20,6 +20,7 @@ from mlxrun.config.setting_fields import hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.text_files import explain_missing_file
 from mlxrun.evals.suites.suite_checks import GENERATION, SAMPLING, TASK_KEYS
 from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
@@ -135,8 +136,8 @@ def _load_config(
     of_user = {} if user is None or user.value is None else {_USER: user}
     layers = [_build_layer(each) for each in ((own and own.value) or {}, of_user, varied)]
     path = None if given.config is None else file.folder / Path(given.config).expanduser()
-    if path is not None and not path.is_file():
-        file.report(("models", model, "config"), f"{path}: there is no such file")
+    if path is not None and (reason := explain_missing_file(path)) is not None:
+        file.report(("models", model, "config"), f"{path}: {reason}")
         path = None  # `set` is checked all the same
     try:
         loaded = load(path, [(layer, file.folder) for layer in layers])

@@ -11,6 +11,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import MEDIA_COLUMNS, FewShot, SuiteTask
+from mlxrun.evals.tasks.task_box import list_task_names
 from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
@@ -29,6 +30,9 @@ def check_suite(file: SuiteFile) -> None:
     for section, names in (("models", list(file.suite.models)), ("tasks", list(file.suite.tasks))):
         _check_names(file, section, names)
     for name, task in list(file.suite.tasks.items()):
+        if task.use not in (None, *list_task_names()):
+            file.harmed.add(name)  # nobody knows which keys it lacks
+            continue
         problems = [*_check_sources(task), *_check_template(task), *_check_agent(task), *_check_rest(task)]
         for steps, message in problems:
             file.report(("tasks", name, *steps), message)

@@ -90,6 +90,8 @@ def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
         at = Origin("file", name, error.line, error.column)
         raise ConfigError(f"{at}: this is not YAML: {error}{hint}") from error
     problems = [replace(each, text=each.text + hint) for each in problems]
+    if problems and not tree.value:
+        raise ConfigError.from_problems(each.text for each in problems)
     tree = fill_used_tasks(tree, problems)
     harmed: set[str] = set()
     while unknown := _find_errors(tree, unknown=True):  # a key that was mended may have some below it

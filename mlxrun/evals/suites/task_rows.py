@@ -17,6 +17,7 @@ from typing import Any
 from mlxrun.api.text.media.media_kinds import find_sound_kind
 from mlxrun.core.errors import JobError
 from mlxrun.core.hub_connection import is_hub_reachable
+from mlxrun.core.text_files import explain_missing_file
 from mlxrun.evals.suites.suite_settings import HubSource
 from mlxrun.jobs.lines.table_files import Row, RowError, read_rows
 
@@ -58,8 +59,8 @@ def open_rows(
         dataset = _load_dataset(hub, folder)
         return RowSource(f"{hub.name}[{hub.split}]", None, dataset=dataset, prepare=prepare)
     path = folder / Path(str(data)).expanduser()
-    if not path.is_file():
-        raise JobError(f"{path}: there is no such file")
+    if (reason := explain_missing_file(path)) is not None:
+        raise JobError(f"{path}: {reason}")
     return RowSource(str(path), path.parent, path, prepare=prepare)
 
 

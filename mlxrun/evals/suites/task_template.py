@@ -19,6 +19,7 @@ from mlxrun.evals.suites.task_rows import RowSource, make_data_url, make_sound_u
 from mlxrun.jobs.lines.line_keys import is_local_path
 from mlxrun.jobs.lines.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
 from mlxrun.jobs.lines.table_files import Row, RowError
+from mlxrun.jobs.scoring.eval_spec import find_option
 from mlxrun.jobs.scoring.perplexity import WINDOWS
 
 Json = dict[str, Any]
@@ -28,7 +29,6 @@ _MEDIA = {
     "images": ("image_url", "image", make_data_url),
     "audio": ("audio_url", "sound", make_sound_url),
 }
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(slots=True)
@@ -184,22 +184,15 @@ class TaskTemplate:
         }
 
     def _find_choice(self, value: Any, choices: Sequence[str]) -> int:
-        """The position of the expected choice: its text, its letter, or its number from 0."""
-        found: set[int] = set()
-        if isinstance(value, str):
-            found = {choices.index(value)} if value in choices else set()
-            if len(value) == 1 and value in _LETTERS[: len(choices)]:
-                found.add(_LETTERS.index(value))
-            elif value.isdecimal() and int(value) < len(choices):
-                found.add(int(value))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            found = {value}
+        """The position of the expected choice."""
         column = f"the column {self.task.expected!r}" if self.task.expected is not None else "eval.expected"
-        if len(found) > 1:
-            raise RowError(f"{column}: a value is the text of one choice and the letter or number of another")
-        if not found or not 0 <= min(found) < len(choices):
-            raise RowError(f"{column}: a value is neither the text, the letter nor the number of a choice")
-        return found.pop()
+        try:
+            found = find_option(value, choices)
+        except ValueError as error:
+            raise RowError(f"{column}: {error}") from error
+        if found is None:
+            raise RowError(f"{column}: a value is neither the text, the letter nor the index of a choice")
+        return found
 
 
 def _count_system(messages: Sequence[Any]) -> int:

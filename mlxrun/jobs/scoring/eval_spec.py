@@ -6,7 +6,7 @@ them must. For `json` a list is an array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -247,25 +247,38 @@ def _check_choice(spec: EvalSpec) -> None:
         good = isinstance(options, list) and 2 <= len(options) <= _MOST_OPTIONS
         if not good or not all(isinstance(each, str) and each.strip() for each in options):
             raise ValueError(f"eval.options must be a list of 2 to {_MOST_OPTIONS} texts")
-    _check_values(spec, "letter", lambda value: find_option(value, options) is not None)
+
+    def fits(value: Any) -> bool:
+        return _check_field("expected", lambda each: find_option(each, options), value) is not None
+
+    _check_values(spec, "letter", fits)
 
 
-def find_option(value: Any, options: list[str] | None) -> int | None:
-    """Find the index of an expected option: given as its letter, its index from 0, or its text. None if there
-    is no such option. ValueError if one option has this text, and another one this letter."""
+def find_option(value: Any, options: Sequence[str] | None) -> int | None:
+    """Find the index of an expected option: given as its text, its letter, or its index from 0, also as a
+    text. White space around it is ignored, and so are case, brackets and a point of a letter. None if there
+    is no such option. ValueError if one option has this text, and another one this letter or index."""
     count = _MOST_OPTIONS if options is None else len(options)
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value < count else None
     if not isinstance(value, str):
         return None
-    found = {options.index(value)} if options is not None and value in options else set[int]()
-    letter = value.strip().strip("().").upper()
-    if len(letter) == 1 and 0 <= ord(letter) - ord("A") < count:
-        found.add(ord(letter) - ord("A"))
+    named, text = _find_text(value, options or ()), value.strip()
+    letter = text.strip("().").upper()
+    counted = int(text) if text.isdecimal() else ord(letter) - ord("A") if len(letter) == 1 else -1
+    found = {each for each in (named, counted) if each is not None and 0 <= each < count}
     if len(found) > 1:
-        both = "is the text of one option and the letter of another"
-        raise ValueError(f"eval.expected {value!r} {both}; give its index from 0")
+        both = "is the text of one option and the letter or index of another"
+        raise ValueError(f"{value!r} {both}; give its index from 0 as a number")
     return found.pop() if found else None
+
+
+def _find_text(value: str, options: Sequence[str]) -> int | None:
+    """The index of the first option with this text, else of the first with it but for white space around."""
+    texts = [each.strip() for each in options]
+    if value in options:
+        return options.index(value)
+    return texts.index(value.strip()) if value.strip() in texts else None
 
 
 def _check_likeliest(spec: EvalSpec) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.vision.image_units import BOUNDS
 
+log = logging.getLogger(__name__)
+# The files with values of an image processor, and the part that has them.
+_IMAGE_VALUES = (
+    ("preprocessor_config.json", None),
+    ("preprocessor_config.json", "media_proc_cfg"),
+    ("processor_config.json", "image_processor"),
+)
 # Arrays of MiniCPM's models that begin with an axis of prompts, and those that no model reads.
 _OF_PROMPTS = frozenset(
     ("pixel_values", "tgt_sizes", "audio_feature_lens", "spk_bounds", "num_frames_per_video", *BOUNDS)
@@ -45,6 +53,8 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     if image_processor is not None:
         processor.image_processor = image_processor
     processor = add_image_processor(processor, config)
+    if ignored := list(list_ignored(folder, processor)):
+        log.warning("%s: mlx-vlm ignores values of its image processor: %s", folder, "; ".join(ignored))
     add_sound_features(processor, config)
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
@@ -54,6 +64,32 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     evaluate_arrays(extractor)
     silence_rate_advice(extractor)
     return processor
+
+
+def list_ignored(folder: Path, processor: Any) -> Iterator[str]:
+    """The numbers in a processor's files in whose place the library's image processor has others. Switches
+    such as `do_resize` are left out, as the steps of many processors are fixed."""
+    images = getattr(processor, "image_processor", None) or processor
+    for name, part in _IMAGE_VALUES:
+        values = read_json(folder / name)
+        own = values if part is None else values.get(part)
+        for key, value in own.items() if isinstance(own, dict) else ():
+            used = getattr(images, key, value)
+            if not key.startswith("do_") and _are_numbers(value, used) and not _is_same(value, used):
+                yield f"{name}: {key} is {value}, and {used} is used"
+
+
+def _are_numbers(*values: Any) -> bool:
+    """Whether all are numbers or lists of numbers; true and false are numbers."""
+    lists = (value if isinstance(value, list | tuple) else [value] for value in values)
+    return all(isinstance(each, int | float) for each in itertools.chain.from_iterable(lists))
+
+
+def _is_same(value: Any, used: Any) -> bool:
+    """Whether numbers are the same; one number stands for a list of it."""
+    if 1 not in (np.size(value), np.size(used)):
+        return np.array_equal(value, used)
+    return bool(np.all(np.equal(value, used)))
 
 
 def add_image_processor(processor: Any, config: Mapping[str, Any]) -> Any:

@@ -54,9 +54,7 @@ async def _prepare(request: web.Request, body: Any) -> tuple[PreparedRequest, Me
 async def _stream(request: web.Request, body: Any) -> web.StreamResponse:
     """Until the prompt is known, which the first event counts, the stream has comments instead of pings."""
     rid = request_id(request)
-    async with open_stream(
-        request, describe_error=lambda error: ("error", build_error(error, rid))
-    ) as events:
+    async with open_stream(request) as events:
         events.response.headers[ID_HEADER] = rid
         prepared, writer = await _prepare(request, body)
         with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as live:
@@ -94,4 +92,5 @@ SURFACE = Surface(
     ),
     build_error,
     get_error_status,
+    error_event=lambda error, request_id: ("error", build_error(error, request_id)),
 )

@@ -64,12 +64,7 @@ def _make_writer(request: web.Request, prepared: PreparedRequest | None = None) 
 
 async def _stream(request: web.Request, body: Any, started: float) -> web.StreamResponse:
     writer = _make_writer(request)
-    async with open_stream(
-        request,
-        ping=lambda: (None, writer.write_ping()),
-        kind=LineStream,
-        describe_error=lambda error: (None, build_error(error)),
-    ) as lines:
+    async with open_stream(request, ping=lambda: (None, writer.write_ping()), kind=LineStream) as lines:
         prepared = await prepare_answer(request.path, body, request.app[ENGINE].context)
         if prepared is None:
             return json_response(writer.write_load())
@@ -149,6 +144,7 @@ SURFACE = Surface(
         Endpoint("GET", "/", say_running, "Whether the server runs", public=True, engine=False),
     ),
     lambda error, request_id: build_error(error),
+    error_event=lambda error, request_id: (None, build_error(error)),
     lacking={
         **dict.fromkeys(("/api/pull", "/api/create", "/api/copy"), _ONE_MODEL),
         "/api/delete": _KEPT,

@@ -12,7 +12,7 @@ from aiohttp import web
 from mlxrun.api.anthropic.response import build_models_page
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.request import prepare_request
-from mlxrun.api.openai.response import build_error, build_response
+from mlxrun.api.openai.response import build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
@@ -56,7 +56,7 @@ async def _prepare(request: web.Request, body: Any) -> PreparedRequest:
 
 async def _stream(request: web.Request, body: Any) -> web.StreamResponse:
     """After an error there is no [DONE]."""
-    async with open_stream(request, describe_error=lambda error: (None, build_error(error))) as events:
+    async with open_stream(request) as events:
         prepared = await _prepare(request, body)
         chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
         with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as events.live:

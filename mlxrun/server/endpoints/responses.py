@@ -21,7 +21,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
 from mlxrun.api.responses.stream import build_error
-from mlxrun.core.errors import InternalError, MlxrunError, RequestError, TimedOut
+from mlxrun.core.errors import InternalError, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unsupported
 from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.batches.queue_access import read_body_with_files
@@ -31,7 +31,7 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
-from mlxrun.server.http.sse import DONE, EventStream, Message, open_stream, wants_stream
+from mlxrun.server.http.sse import DONE, EventStream, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
@@ -140,12 +140,12 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_body_with_files(request)
     if not wants_stream(body):
         return await _answer(request, body)
-    async with open_stream(request, describe_error=_describe_error) as stream:
+    async with open_stream(request) as stream:
         await _answer(request, body, stream)
     return stream.response
 
 
-def _describe_error(error: MlxrunError) -> Message:
+def _describe_error(error: BaseException, request_id: str) -> tuple[str, dict[str, Any]]:
     """The event of an error before those of a response."""
     param = error.param if isinstance(error, RequestError) else None
     return "error", {"type": "error", "sequence_number": 0, "param": param, **build_error(error)}
@@ -321,4 +321,5 @@ SURFACE = Surface(
         *CONVERSATIONS,
     ),
     lacking={"/v1/responses/compact": "conversations are not compacted; truncation: auto leaves out items"},
+    error_event=_describe_error,
 )

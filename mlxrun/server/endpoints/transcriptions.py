@@ -9,7 +9,6 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.openai.response import build_error
 from mlxrun.api.openai.transcription import (
     LISTS,
     TRANSCRIPTION,
@@ -60,7 +59,7 @@ async def create_transcription(request: web.Request) -> web.StreamResponse:
 async def _stream(request: web.Request, body: Mapping[str, Any], data: bytes | None) -> web.StreamResponse:
     app, whole = request.app, Transcript()
     async with (
-        open_stream(request, describe_error=lambda error: (None, build_error(error))) as events,
+        open_stream(request) as events,
         prepare_transcription(body, app[ENGINE].context, data) as prepared,
     ):
         with app[LIVE_REQUESTS].open(request, NAME, prepared.prepared) as events.live:

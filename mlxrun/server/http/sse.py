@@ -16,8 +16,9 @@ from aiohttp import web
 
 from mlxrun.core.errors import MlxrunError
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import CONFIG
+from mlxrun.server.http.access import CONFIG, request_id
 from mlxrun.server.http.json_bodies import encode_json, encode_utf8
+from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import ENGINE_ERROR, LiveRequest
 
 EventData = Mapping[str, Any] | str
@@ -54,6 +55,7 @@ class EventStream:
         self.ping = ping
         self._clock = request.app[ENGINE].clock
         self._has_events = False  # beside pings
+        self.is_broken = False  # inside an event, so that no other one can follow
         self._pending = 0  # writes that have not finished
         self._last_write = self._clock()
         self._starting = asyncio.Lock()
@@ -67,6 +69,18 @@ class EventStream:
         """Send one event. A str is sent as it is: it is JSON already, or a word such as [DONE]."""
         self._has_events = True
         await self._send(data, event)
+
+    async def send_error(self, error: MlxrunError) -> None:
+        """Send an error as the last event, in the words of the API."""
+        surface, _ = self._request.app[ROUTES].find(self._request)
+        event, data = surface.error_event(error, request_id(self._request))
+        await self.send(data, event)
+
+    async def stop_pings(self) -> bool:
+        """Send no ping any more, before the request is prepared. Returns whether the headers are sent."""
+        async with self._starting:
+            self._has_events = True
+        return self.started
 
     async def _send(self, data: EventData, event: str | None) -> None:
         await self._write(self._make_frame(data if isinstance(data, str) else encode_json(data), event))
@@ -128,22 +142,18 @@ async def open_stream(
     *,
     ping: MakePing | None = None,
     kind: type[EventStream] = EventStream,
-    describe_error: Callable[[MlxrunError], Message] | None = None,
 ) -> AsyncIterator[EventStream]:
-    """Open a stream. It is kept alive within the block, and ended after it unless the block raises.
-
-    `describe_error`: an error before the first event has its own status; a later one becomes the last event,
-    as described."""
+    """Open a stream. It is kept alive within the block, and ended after it unless the block raises. An error
+    before the first event has its own status; a later one becomes the last event (`Surface.error_event`)."""
     stream = kind(request, live, ping=ping)
     keep_alive = asyncio.create_task(stream.keep_alive())
     try:
         yield stream
     except MlxrunError as error:
-        if describe_error is None or not stream.started:
+        if not stream.started or stream.is_broken:
             raise
         request[ENGINE_ERROR] = error
-        name, data = describe_error(error)
-        await stream.send(data, name)
+        await stream.send_error(error)
     finally:
         keep_alive.cancel()
         await asyncio.gather(keep_alive, return_exceptions=True)

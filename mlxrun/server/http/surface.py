@@ -45,7 +45,8 @@ class Endpoint:
 class Surface:
     """The endpoints of one API. `name`, `needs`: the keys of `apis:` that switch it; `needs` may be empty.
     `error_body`: gets the error and the request's id. `lacking`: paths of the original API that do not exist
-    here, and why; they may have parts such as `{id}`. `is_api`: /openapi.json has its paths."""
+    here, and why; they may have parts such as `{id}`. `is_api`: /openapi.json has its paths. `error_event`:
+    gets the same as `error_body`, and returns the name and the data of the last event of a stream."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -54,6 +55,9 @@ class Surface:
     needs: str = ""
     lacking: Mapping[str, str] = field(default_factory=dict)
     is_api: bool = True
+    error_event: Callable[[BaseException, str], tuple[str | None, dict[str, Any]]] = (
+        lambda error, request_id: (None, build_error(error))
+    )
 
     @property
     def switches(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from mlxrun.cli.commands.ps import read_state
+from mlxrun.cli.commands.ps import read_modalities, read_state
+from mlxrun.cli.main import main
+from mlxrun.server.running_servers import ServerNote
 
 
 @contextmanager
@@ -47,3 +50,32 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert read_state(f"http://127.0.0.1:{port}") == "no answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kinds"),
+    [
+        (b'{"data": [{"input_modalities": ["text", "image"]}, {"state": "failed"}]}', ["text", "image"]),
+        (b'{"data": [{"input_modalities": ["text"]}, {"input_modalities": ["audio"]}]}', ["text", "audio"]),
+        (b'{"error": {"code": "invalid_api_key"}}', []),
+        (b"[]", []),
+        (b"not JSON", []),
+    ],
+)
+def test_what_models_take(answer: bytes, kinds: list[str]) -> None:
+    with answer_with(b"HTTP/1.1 200 OK\r\n\r\n" + answer) as url:
+        assert read_modalities(url) == kinds
+
+
+def test_the_list_says_what_models_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = ServerNote(7, "http://127.0.0.1:9", "m", 0.0)
+    monkeypatch.setattr("mlxrun.server.running_servers.list_servers", lambda folder: [note])
+    monkeypatch.setattr("mlxrun.cli.commands.ps.read_state", lambda url, certificate: "ok")
+    monkeypatch.setattr("mlxrun.cli.commands.ps.read_modalities", lambda url, certificate: ["text", "image"])
+    assert main(["ps"]) == 0
+    said = capsys.readouterr().out
+    assert "takes" in said and "text, image" in said
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["servers"][0]["takes"] == ["text", "image"]

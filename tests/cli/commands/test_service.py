@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import plistlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mlxrun.cli.commands import service as commands
 from mlxrun.cli.commands.service import Service, find_program, make_path, make_service_file
 from mlxrun.cli.main import main
+from mlxrun.server.running_servers import ServerNote
 
 FAKE = (
     '#!/bin/sh\necho "$(basename $0) $*" >> {log}\n[ "$1 $2" != "--user {fails}" ] && [ "$1" != "{fails}" ]\n'
@@ -21,12 +25,22 @@ FAKE = (
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with fakes of the system's programs, which write what they are told to `log`."""
+    """A home with fakes of the system's programs, which write what they are told to `log`. Whenever somebody
+    looks, another server runs."""
     make_fakes(tmp_path, "nothing")
+    run_servers(monkeypatch, itertools.count())
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def run_servers(monkeypatch: pytest.MonkeyPatch, pids: Iterator[int], state: str = "ok") -> None:
+    def list_servers(folder: Path) -> list[ServerNote]:
+        return [ServerNote(next(pids), "http://127.0.0.1:9", "m", 0.0)]
+
+    monkeypatch.setattr("mlxrun.server.running_servers.list_servers", list_servers)
+    monkeypatch.setattr(commands, "read_state", lambda url, certificate: state)
 
 
 def make_fakes(home: Path, fails: str) -> None:
@@ -142,6 +156,38 @@ def test_variables_that_a_service_lacks(
     (place / "mlxrun.yaml").write_text(f"server: {{api_keys: {{team: '${{file:{place}/key}}'}}}}")
     monkeypatch.delenv(variable)
     assert main(["service", "install"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [
+        ("ok", 0, "it answers at http://127.0.0.1:9\n"),
+        ("loading", 0, "it answers at http://127.0.0.1:9, and loads its model"),
+        ("no answer", 1, "no server has answered within 0 s; its log says why: journalctl --user -u"),
+        ("dead", 1, "no server has answered within 0 s; its log says why: journalctl --user -u"),
+    ],
+)
+def test_whether_the_server_answers(
+    place: Path,
+    state: str,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(commands, "ANSWER_SECONDS", 0.0)
+    run_servers(monkeypatch, itertools.count(), state)
+    for command in ("install", "restart"):
+        assert main(["service", command]) == code
+        assert said in capsys.readouterr().err
+    assert len(list(place.rglob("*.service"))) == 1
+
+
+def test_a_server_that_ran_before_is_no_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "ANSWER_SECONDS", 0.0)
+    run_servers(monkeypatch, itertools.repeat(7))
+    assert main(["service", "install"]) == 1
 
 
 def test_a_service_is_removed_whatever_the_config_here_is(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from mlxrun.api.ollama.request import read_keep_alive
@@ -14,7 +15,7 @@ from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RequestError
 from mlxrun.server.engine_state import ENGINE
 from tests.api.test_prompt_prefix import BODIES
-from tests.helpers.fake_models import FakeModels, ModelsFront, run_models_front
+from tests.helpers.fake_models import FakeModel, FakeModels, ModelsFront, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Reply, Script, make_chat_body, make_script
 
@@ -277,3 +278,81 @@ async def test_a_stop_lets_processes_end_their_streams() -> None:
         models.lives[0].kill()  # a process ends once it has no requests
         await until(lambda: front.pool.slots[0].state == "unloaded")
         assert front.pool.slots[0].error is None
+
+
+MESSAGES: Any = make_chat_body()["messages"]
+# Of each API: the path and the body of a stream, what keeps it alive, and what its last event has.
+STREAMS = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, b": preparing", b"[DONE]"),
+    (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 9, "stream": True},
+        b": preparing",
+        b"message_stop",
+    ),
+    ("/v1/responses", {"input": "hello", "stream": True}, b": preparing", b"response.completed"),
+    ("/api/chat", {"messages": MESSAGES}, b'{"model":"a",', b'"done":true'),
+]
+APIS = ("openai", "anthropic", "responses", "ollama")
+
+
+async def read_begun(front: ModelsFront, path: str, body: Any, ping: bytes) -> bytes:
+    """A stream whose model is loaded when it has been kept alive twice; what follows."""
+    front.models.held.clear()
+    sent = front.http.post(f"{front.url}{path}", json={"model": "a", **body})
+    async with asyncio.timeout(60), sent as response:
+        for _ in range(2):
+            assert (await response.content.readuntil(ping)).endswith(ping)
+        assert response.status == 200 and front.pool.slots[0].waiting
+        front.models.held.set()
+        return await response.read()
+
+
+@pytest.mark.parametrize(("path", "body", "ping", "last"), STREAMS, ids=APIS)
+async def test_a_stream_is_kept_alive_while_its_model_is_loaded(
+    path: str, body: Any, ping: bytes, last: bytes
+) -> None:
+    async with run_models_front(FakeModels(script=say_name), keepalive=0.1) as front:
+        assert last in await read_begun(front, path, body, ping)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_what_fails_after_that_is_the_last_event(api: str) -> None:
+    """In the words of each API, as its status is sent: a model that cannot be loaded, and a refusal."""
+    path, body, ping, _ = STREAMS[APIS.index(api)]
+    frame = {
+        "openai": b'data: {"error":{"message":"%s',
+        "anthropic": b'event: error\ndata: {"type":"error","error":{"type":"%s',
+        "responses": b'event: error\ndata: {"type":"error","sequence_number":0,"param":%s',
+        "ollama": b'{"error":"%s',
+    }[api].partition(b"%s")[0]
+    wrong: Any = {"options": {"temperature": "hot"}} if api == "ollama" else {"temperature": "hot"}
+    for broken, more, said in (({"a"}, {}, b"its files are broken"), ((), wrong, b"temperature")):
+        models = FakeModels(script=say_name, broken=set(broken))
+        async with run_models_front(models, keepalive=0.1) as front:
+            found = await read_begun(front, path, body | more, ping)
+            assert frame in found and said in found.partition(frame)[2]
+
+
+async def test_a_stream_that_breaks_inside_an_event_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would be part of the event."""
+    async with (
+        run_models_front(FakeModels(script=say_name), keepalive=0.1) as front,
+        AsyncExitStack() as stack,
+    ):
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            headers = "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+            writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n7\r\ndata: {{\r\n".encode())
+            writer.close()
+
+        async def start(model: FakeModel) -> str:
+            await model.models.held.wait()
+            server = await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0))
+            return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        monkeypatch.setattr(FakeModel, "start", start)
+        path, body, ping, _ = STREAMS[0]
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await read_begun(front, path, body, ping)

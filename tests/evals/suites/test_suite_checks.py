@@ -19,6 +19,11 @@ def find(folder: Path, task: str, rest: str = "") -> list[str]:
     return find_problems(path)
 
 
+def test_nothing_is_missing_from_a_task_that_nobody_knows(tmp_path: Path) -> None:
+    (found,) = find(tmp_path, "use: gsm9k")
+    assert "tasks.t.use: there is no task 'gsm9k' (did you mean 'gsm8k'?)" in found
+
+
 def test_a_good_suite_has_none(tmp_path: Path) -> None:
     assert find_problems(write_suite(tmp_path, CAPITALS)) == []
 

@@ -72,7 +72,7 @@ def test_a_good_suite(tmp_path: Path) -> None:
             "a: {{ b }} c",
             ":1:12: this is not YAML: expected <block end>, but found '<scalar>'; values with {{",
         ),
-        ("- a", ":1:1: a config is a mapping of sections"),
+        ("a", ":1:1: the file must be a mapping of keys, and is a single value"),
         ("", ":1:1: `models` is missing"),
         ("models: {a: }\nmodels: {b: }", ":2:1: models: this key has a value at "),
     ],
@@ -83,6 +83,15 @@ def test_what_is_no_suite(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_suite(path).raise_problems()
     assert f"{path}{says}" in str(caught.value)
+
+
+def test_a_list_is_no_suite(tmp_path: Path) -> None:
+    """Nothing else is said of it, as that it lacks models."""
+    path = tmp_path / "s.yaml"
+    path.write_text("- a")
+    with pytest.raises(ConfigError) as caught:
+        read_suite(path).raise_problems()
+    assert str(caught.value) == f"{path}:1:1: the file must be a mapping of keys, and is a list"
 
 
 def test_a_suite_that_is_not_there(tmp_path: Path) -> None:

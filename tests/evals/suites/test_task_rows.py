@@ -28,6 +28,8 @@ def test_a_table(tmp_path: Path) -> None:
     assert (source.name, source.folder) == (str(tmp_path / "a.jsonl"), tmp_path)
     with pytest.raises(JobError, match="b.csv: there is no such file"):
         open_rows("b.csv", None, tmp_path)
+    with pytest.raises(JobError, match=": it is a folder, not a file"):
+        open_rows(".", None, tmp_path)
 
 
 def test_a_data_set_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

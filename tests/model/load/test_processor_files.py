@@ -29,6 +29,7 @@ from mlxrun.model.load.processor_files import (
     add_whole_images,
     ignore_text_arguments,
     keep_one_start,
+    list_ignored,
 )
 from mlxrun.model.vision.placeholders import find_placeholder
 from tests.helpers.model_fixtures import Zoo, mark_sweep
@@ -297,6 +298,27 @@ def test_pixels_of_llava_are_those_of_its_files(tmp_path: Path) -> None:
     expected = (middle - made.files.images["image_mean"]) / made.files.images["image_std"]
     pixels = made.info.process("<image>", [Image.fromarray(make_pixels(64, 32))]).media["pixel_values"]
     assert np.abs(pixels[0] - expected.transpose(2, 0, 1)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("kimi_vl", ["image_mean", "image_std", "in_token_limit", "pad_input", "patch_size"]),
+        ("molmo2", ["max_crops", "overlap_margins", "patch_size"]),
+        ("glm5_next", ["image_mean", "image_std", "max_image_tokens", "min_image_tokens", "patch_size"]),
+        ("kimi_k3", ["in_patch_limit", "patch_size"]),
+        ("llava", []),
+        ("kimi_k25", []),  # it takes [2, 2] where its file has 2
+    ],
+)
+def test_values_that_the_library_ignores_are_named(
+    tmp_path: Path, family: str, keys: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Family(family, tmp_path)
+    found = list(list_ignored(made.folder, made.info.processor))
+    assert sorted(each.split()[1] for each in found) == keys
+    warned = [each for each in caplog.messages if "mlx-vlm ignores" in each]
+    assert len(warned) == bool(keys) and all(each in warned[0] for each in found)
 
 
 class Strict:

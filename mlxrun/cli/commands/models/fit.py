@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.options import add_config_options, find_model, load_command_config, write_new_file
-from mlxrun.cli.run_setup import judge_fit
+from mlxrun.cli.run_setup import judge_fit, name_model_errors
 from mlxrun.core.byte_sizes import format_bytes, format_rounded, parse_bytes
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_json, print_line, print_table
@@ -89,10 +90,11 @@ def command(
     if memory is not None:
         config = limit_memory(config, _parse_size(memory))
     names = [find_model(model) for model in models] or [config.model.path]
-    reports = [
-        judge_fit(replace(config, model=replace(config.model, path=name)), WantedRows(rows, tokens))
-        for name in names
-    ]
+    with name_model_errors("MODEL") if models else nullcontext():
+        reports = [
+            judge_fit(replace(config, model=replace(config.model, path=name)), WantedRows(rows, tokens))
+            for name in names
+        ]
     if as_json:
         print_json({"format": FORMAT, "models": [asdict(report) for report in reports]})
     else:

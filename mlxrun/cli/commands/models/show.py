@@ -37,11 +37,13 @@ library does. `mlxrun doctor MODEL` checks the weights themselves.
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str, as_json: bool) -> None:
     """Show what a model is: its architecture, size, context and licence."""
-    from mlxrun.cli.run_setup import read_model
+    from mlxrun.cli.run_setup import name_model_errors, read_model
     from mlxrun.config.settings import ModelSettings
 
     path = find_model(model)
-    facts = dict(_list_facts(path, read_model(ModelSettings(path=path), weights=False, announce=False)))
+    with name_model_errors("MODEL"):
+        info = read_model(ModelSettings(path=path), weights=False, announce=False)
+    facts = dict(_list_facts(path, info))
     if as_json:
         print_json({"format": FORMAT, "model": path, **facts})
         return
