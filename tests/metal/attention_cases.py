@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxrun.model.hooks.logit_rule import LogitRule
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
-from mlxrun.model.kv.paged.kernel_source import PAGE
 
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 3 * PAGE, 0, 17)
 ROUNDING = {mx.float32: 2.0**-23, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}

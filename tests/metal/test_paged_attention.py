@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import can_attend
-from mlxrun.model.kv.paged.kernel_source import PAGE
 from tests.metal.attention_cases import LENGTHS, Case, find_problem, make_attention
 from tests.metal.emulator.emulated_kernel import MAX_MEMORY, MAX_THREADS, ORDERS, Emulator
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.fused import layer_source, operations
+from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import KERNELS, LayerOperations, NormRule
+from mlxrun.model.kernels import kernel_source
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError
 from tests.metal.layer_cases import HEADS, OFFSETS, GPUOperations, find_problem, make_random, split_heads
@@ -31,7 +32,7 @@ def compute(kernel: str, case: str, by: LayerOperations, dtype: mx.Dtype) -> Seq
 
 @dataclass(frozen=True)
 class Mistake:
-    """`old` becomes `new` in a kernel of layer_source.py; `found` is in what is said about it."""
+    """`old` becomes `new` in a kernel of a layer; `found` is in what is said about it."""
 
     kernel: str
     old: str
@@ -137,9 +138,9 @@ def find_mistake(mistake: Mistake, emulator: Emulator) -> str | None:
 def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake = MISTAKES[name]
     assert find_mistake(mistake, emulator) is None
-    text = getattr(layer_source, mistake.kernel)
+    text = getattr(kernel_source, mistake.kernel)
     assert mistake.old in text
-    monkeypatch.setattr(layer_source, mistake.kernel, text.replace(mistake.old, mistake.new, 1))
+    monkeypatch.setattr(kernel_source, mistake.kernel, text.replace(mistake.old, mistake.new, 1))
     operations.compile_kernel.cache_clear()
     found = find_mistake(mistake, emulator)
     assert found is not None and re.search(mistake.found, found), found

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.kv.paged import attention_kernel, kernel_source
-from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kernels.kernel_source import PAGE
+from mlxrun.model.kv.paged import attention_kernel
 from tests.metal.attention_cases import Case, find_problem, make_attention
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError

@@ -10,8 +10,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxrun.model.hooks import skinny_gemm, skinny_gemm_source
+from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.hooks.skinny_gemm import KERNELS, can_multiply_packed, multiply_few_rows
+from mlxrun.model.kernels import kernel_source
 from tests.metal.attention_cases import ROUNDING, to_float64
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError
@@ -106,8 +107,8 @@ def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: 
     old, new = MISTAKES[name]
     layer = make_layer("4 bit", mx.float16)
     x = make_random((11, layer.weight.shape[1] * 8), 2, mx.float16)
-    assert old in skinny_gemm_source.SOURCE
-    monkeypatch.setattr(skinny_gemm_source, "SOURCE", skinny_gemm_source.SOURCE.replace(old, new, 1))
+    assert old in kernel_source.SKINNY_GEMM
+    monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
     skinny_gemm.compile_kernel.cache_clear()
     try:
         differences = []

@@ -1,6 +1,6 @@
 """What a decoder layer computes between its products: by kernels, or by the library's operations.
 
-`KernelOperations` launches the kernels of layer_source.py, on CUDA and Metal. `ArrayOperations` computes the
+`KernelOperations` launches the kernels of `kernels/`, on CUDA and Metal. `ArrayOperations` computes the
 same with the library, for comparisons and for tests on machines without a GPU.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.fused import layer_source
+from mlxrun.model.kernels import kernel_source
 from mlxrun.model.machine.device import get_backend, uses_gpu
 
 MAX_THREADS = {"cuda": 1024, "metal": 512}  # of a block
@@ -197,7 +197,7 @@ def _compile(name: str, inputs: Sequence[str], outputs: Sequence[str], macros: M
 def compile_kernel(
     backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Sequence[tuple[str, str]]
 ) -> Any:
-    """A kernel of layer_source.py with these macros; it is compiled when it first runs."""
+    """A kernel of a layer with these macros; it is compiled when it first runs."""
     make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
     defined = "".join(f"#define {macro} {value}\n" for macro, value in macros)
     digest = hashlib.blake2b(repr((inputs, macros)).encode(), digest_size=6).hexdigest()
@@ -205,8 +205,8 @@ def compile_kernel(
         name=f"layer_{name}_{digest}",
         input_names=list(inputs),
         output_names=list(outputs),
-        source=getattr(layer_source, name.upper()),
-        header=f"{layer_source.HEADERS[backend]}\n{defined}",
+        source=getattr(kernel_source, name.upper()),
+        header=f"{kernel_source.LAYER_HEADERS[backend]}\n{defined}",
     )
 
 

@@ -1,4 +1,4 @@
-"""A skinny GEMM: few rows times a weight, quantized or plain, by the kernel of skinny_gemm_source.py.
+"""A skinny GEMM: few rows times a weight, quantized or plain, by the kernel `kernels/skinny_gemm.h`.
 
 A row's result does not depend on the rows beside it, nor on their number.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.hooks import skinny_gemm_source
+from mlxrun.model.kernels import kernel_source
 from mlxrun.model.machine.device import get_backend
 
 # Rows that a kernel multiplies at most, and the tiles of 16 outputs that a block of it has: more tiles read
@@ -72,6 +72,6 @@ def compile_kernel(backend: str, names: tuple[str, ...]) -> Any:
         name=f"skinny_gemm_{'quantized' if quantized else 'plain'}",
         input_names=["x", *names],
         output_names=["y"],
-        source=skinny_gemm_source.SOURCE,
-        header=f"{skinny_gemm_source.HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
+        source=kernel_source.SKINNY_GEMM,
+        header=f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
     )

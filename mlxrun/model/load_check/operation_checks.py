@@ -34,8 +34,8 @@ from mlxrun.model.hooks.quantized_layers import (
     multiply_routed,
 )
 from mlxrun.model.hooks.skinny_gemm import KERNELS, MOST_ROWS, multiply_evenly
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
-from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.paged.paged_cache import Attend
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import widen

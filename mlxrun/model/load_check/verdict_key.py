@@ -89,9 +89,9 @@ def describe_model(config: Config, info: LoadedModelInfo) -> dict[str, Any]:
 
 @functools.cache
 def digest_source() -> str:
-    """A digest of the source of mlxrun."""
+    """A digest of the source of mlxrun, and of its kernels."""
     root, found = Path(mlxrun.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.h")]):
         content = path.read_bytes()
         found.update(f"{path.relative_to(root)}:{len(content)}:".encode() + content)
     return found.hexdigest()

@@ -8,12 +8,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.fused import layer_source, operations
+from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import ARRAYS, KERNELS, HeadRule, NormRule, RotaryRule, choose_operations
+from mlxrun.model.kernels import kernel_source
 
 
 def test_both_languages_define_the_same_names() -> None:
-    cuda, metal = (set(re.findall(r"#define ([A-Z_0-9]+)", text)) for text in layer_source.HEADERS.values())
+    cuda, metal = (
+        set(re.findall(r"#define ([A-Z_0-9]+)", text)) for text in kernel_source.LAYER_HEADERS.values()
+    )
     assert cuda == metal and len(cuda) == 14
 
 

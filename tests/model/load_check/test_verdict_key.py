@@ -124,11 +124,13 @@ def change_source(monkeypatch: Patch, tmp_path: Path) -> None:
     shutil.copytree(Path(mlxrun.__file__).parent, root, ignore=ignored)
     verdict_key.digest_source.cache_clear()
     monkeypatch.setattr(mlxrun, "__file__", str(root / "__init__.py"))
-    copied = verdict_key.digest_source()
-    verdict_key.digest_source.cache_clear()
-    with (root / "model" / "hooks" / "attention.py").open("a") as file:
-        file.write("# a comment\n")
-    assert verdict_key.digest_source() != copied
+    digests = {verdict_key.digest_source()}
+    for changed in ("hooks/attention.py", "kernels/turn.h"):
+        verdict_key.digest_source.cache_clear()
+        with (root / "model" / changed).open("a") as file:
+            file.write("\n")
+        digests.add(verdict_key.digest_source())
+    assert len(digests) == 3
 
 
 def change_fact(name: str, value: Any) -> Callable[[Patch, Path], None]:

@@ -1,6 +1,6 @@
 """Attention of one token a row to keys and values in pages: one launch a layer for rows of any lengths.
 
-`attend_pages` uses the kernel of kernel_source.py on CUDA and Metal. `attend_gathered` computes the same with
+`attend_pages` uses the kernels of `kernels/` on CUDA and Metal. `attend_gathered` computes the same with
 the library's attention over gathered pages. It is slow, and is for tests on machines without a GPU.
 """
 
@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
-from mlxrun.model.kv.paged import kernel_source
-from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.machine.device import get_backend
 
 WARPS = 4  # of a block of the first kernel, 32 threads each

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mlxrun.core.request import Request, build_content_ids, has_known_content, round_down
-from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kernels.kernel_source import PAGE
 
 SLACK = 64  # tokens before a window that are kept, so that a row may give back its newest tokens
 FEWEST_COLUMNS = 4  # of a table, whose number of columns is a power of two: their shape changes rarely

@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.attention import NotRaggedError, RowKeys, RowKeysCache
 from mlxrun.model.hooks.logit_rule import LogitRule
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows
-from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
 
 FEWEST = 4

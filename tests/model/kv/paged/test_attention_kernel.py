@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mlxrun.model.hooks.logit_rule import LogitRule
+from mlxrun.model.kernels.kernel_source import HEADERS, JOIN, PAGE, SPLIT
 from mlxrun.model.kv.paged import attention_kernel
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, can_attend
-from mlxrun.model.kv.paged.kernel_source import HEADERS, JOIN, PAGE, SPLIT
 from mlxrun.model.kv.paged.page_table import PageTable
 
 LENGTHS = (1, PAGE, 3 * PAGE - 5, PAGE + 1)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.page_table import SLACK, PageTable, round_pages
 from mlxrun.model.kv.paged.paged_cache import find_slots
 

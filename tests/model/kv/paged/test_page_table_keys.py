@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.page_table import compute_page_keys
 
 TOKENS = [n * 7 % 1000 for n in range(4 * PAGE + 3)]

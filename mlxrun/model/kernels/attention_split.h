@@ -1,69 +1,16 @@
-"""The source of the paged attention kernel, one text for CUDA and Metal.
-
-Each language's header defines what the other one spells differently. attention_kernel.py defines macros for
-each shape: LATENT and CAPPED are 1 or 0; SCALE and CAP are numbers.
-
-The first kernel attends to the tokens of a page, for one row and some heads that share a KV head. The second
-one joins the results of a row's blocks, as in Flash-Decoding (Dao et al., 2023). A token's position in its
-row alone decides which thread sums it, so no row's result depends on the rows beside it.
-
-In the latent form (multi-head latent attention, DeepSeek-V2, 2024) a token has a latent vector, which is key
-and value of all heads. The product of its rotary part and `positions` is added to its logit.
-"""
-
-from __future__ import annotations
-
-PAGE = 256  # tokens of a page
-SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
-
-# The vector type is aligned to the largest power of two that divides its size, at most 16 bytes.
-_VECTOR = """
-template <typename T, int N> struct alignas(
-    ((sizeof(T) * N) & (~(sizeof(T) * N) + 1)) > 16 ? 16 : ((sizeof(T) * N) & (~(sizeof(T) * N) + 1))
-) Numbers { T x[N]; };
-"""
-
-_CUDA = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#define threadgroup_position_in_grid blockIdx
-#define thread_position_in_threadgroup threadIdx
-#define DEVICE
-#define UNROLLED _Pragma("unroll")
-#define SHARED __shared__
-#define BARRIER __syncthreads()
-#define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
-#define EXP(x) __expf(x)
-#define MAX(a, b) fmaxf(a, b)
-#define TANH(x) tanhf(x)
-"""
-_METAL = """
-#define DEVICE device
-#define UNROLLED _Pragma("unroll")
-#define SHARED threadgroup
-#define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
-#define SHUFFLE_XOR(x, lanes) simd_shuffle_xor(x, lanes)
-#define EXP(x) metal::fast::exp(x)
-#define MAX(a, b) metal::max(a, b)
-#define TANH(x) metal::precise::tanh(x)
-"""
-# A part of the sources and of no header: MLX finds the names of Metal's attributes in a kernel's source.
-PLACES = """
-#define BLOCK_X int(threadgroup_position_in_grid.x)
-#define BLOCK_Y int(threadgroup_position_in_grid.y)
-#define BLOCK_Z int(threadgroup_position_in_grid.z)
-#define THREAD int(thread_position_in_threadgroup.x)
-"""
-HEADERS = {"cuda": _CUDA + _VECTOR, "metal": _METAL + _VECTOR}
-
-# Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables
-# [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. In the latent
-# form keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM]. Output:
-# parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest logit, weight. Shapes are arguments of a
-# launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
-SPLIT = (
-    PLACES
-    + """
+// Attends to the tokens of a page, for one row and some heads that share a KV head.
+//
+// Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables [rows,
+// columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. Output: parts [rows, heads,
+// columns, VALUE_DIM + 2]: weighted sum, highest logit, weight.
+//
+// In the latent form (multi-head latent attention, DeepSeek-V2, 2024) a token has a latent vector, which is key and
+// value of all heads. So keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM].
+// The product of a token's rotary part and `positions` is added to its logit.
+//
+// A token's position in its row alone decides which thread sums it, so no row's result depends on the rows beside it.
+// Shapes are arguments of a launch; a number in an array of one stays in the host's memory on CUDA, where each read
+// takes a microsecond.
 #if LATENT
 #define NUMBERS_READ TURN_PART
 #define SUMMED k
@@ -175,40 +122,3 @@ SPLIT = (
     parts[at + d] = total;
     if (d == 0) { parts[at + VALUE_DIM] = highest; parts[at + VALUE_DIM + 1] = weights; }
   }
-"""
-)
-
-# Output: attended [rows, heads, 1, VALUE_DIM]; zeros for rows of no tokens. Each of TEAMS threads sums every
-# TEAMS-th part.
-JOIN = (
-    PLACES
-    + """
-  const int row = BLOCK_Y, head = BLOCK_X, d = THREAD % VALUE_DIM, team = THREAD / VALUE_DIM;
-  const int length = lengths[row];
-  const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
-  const int splits = (length + PAGE_TOKENS - 1) / PAGE_TOKENS - low / PAGE_TOKENS;
-  const DEVICE float* own = parts + ((long)row * NUM_HEADS + head) * parts_shape[2] * (VALUE_DIM + 2);
-  SHARED float tops[TEAMS], all_weights[TEAMS], sums[TEAMS][VALUE_DIM];
-  float highest = -1e30f, total = 0, weights = 0;
-  for (int s = team; s < splits; s += TEAMS) highest = MAX(highest, own[s * (VALUE_DIM + 2) + VALUE_DIM]);
-  for (int s = team; s < splits; s += TEAMS) {
-    const DEVICE float* part = own + s * (VALUE_DIM + 2);
-    const float c = EXP(part[VALUE_DIM] - highest);
-    weights += part[VALUE_DIM + 1] * c;
-    total += part[d] * c;
-  }
-  sums[team][d] = total;
-  if (d == 0) { tops[team] = highest; all_weights[team] = weights; }
-  BARRIER;
-  if (team > 0) return;
-  if (SINKS) highest = MAX(highest, float(sinks[head]));
-  for (int t = 1; t < TEAMS; t++) highest = MAX(highest, tops[t]);
-  total = 0; weights = SINKS ? EXP(float(sinks[head]) - highest) : 0.0f;
-  for (int t = 0; t < TEAMS; t++) {
-    const float c = EXP(tops[t] - highest);
-    weights += all_weights[t] * c;
-    total += sums[t][d] * c;
-  }
-  attended[((long)row * NUM_HEADS + head) * VALUE_DIM + d] = T(weights > 0 ? total / weights : 0.0f);
-"""
-)

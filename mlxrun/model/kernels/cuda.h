@@ -1,0 +1,12 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define threadgroup_position_in_grid blockIdx
+#define thread_position_in_threadgroup threadIdx
+#define DEVICE
+#define UNROLLED _Pragma("unroll")
+#define SHARED __shared__
+#define BARRIER __syncthreads()
+#define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
+#define EXP(x) __expf(x)
+#define MAX(a, b) fmaxf(a, b)
+#define TANH(x) tanhf(x)

@@ -1,0 +1,36 @@
+"""The sources of the custom kernels: the files beside this module, each one text for CUDA and Metal.
+
+The headers of each language define what the other one spells differently. Who compiles a kernel defines
+macros for its shape. Each file says in the comment at its top what its kernel computes, of what arrays.
+
+The kernels of a decoder layer (`ADD_NORM`, `TURN`, `GATE`) round where the library's own kernels round. Norms
+are computed in float32, and rounded before they are multiplied by the weight. SiLU and its product are
+rounded after each operation. A row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = 256  # tokens of a page
+SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
+_FOLDER = Path(__file__).parent
+
+
+def _read(name: str) -> str:
+    """A file without the comments of whole lines, as a kernel is compiled for many shapes."""
+    lines = (_FOLDER / f"{name}.h").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("//"))
+
+
+def _read_headers(part: str) -> dict[str, str]:
+    """The headers of both languages, with what the kernels of one kind need besides."""
+    return {language: HEADERS[language] + _read(f"{part}_{language}") for language in HEADERS}
+
+
+HEADERS = {language: _read(language) + _read("vector") for language in ("cuda", "metal")}
+LAYER_HEADERS, GEMM_HEADERS = _read_headers("layer"), _read_headers("gemm")
+_PLACES = _read("places")
+SPLIT, JOIN = _PLACES + _read("attention_split"), _PLACES + _read("attention_join")
+ADD_NORM, TURN, GATE = _PLACES + _read("add_norm"), _PLACES + _read("turn"), _PLACES + _read("gate")
+SKINNY_GEMM = _PLACES + _read("skinny_gemm")
