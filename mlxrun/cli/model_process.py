@@ -80,7 +80,6 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
             tasks=list_tasks(model),
             modalities=list_modalities(model),
             context_length=model.context_length,
-            has_template=model.chat_template is not None,
             needed=needed,
             weights=weights,
             listed=[describe_listed(name, model) for name in names],

@@ -67,7 +67,6 @@ class FakeModels:
             tasks=[self.tasks.get(name, "generate")],
             context_length=4096,
             modalities=["text"],
-            has_template=True,
             needed=1,
             weights=1,
             listed=[describe_listed(name, info)],

@@ -25,14 +25,13 @@ _LENGTH = struct.Struct("<I")
 class ModelFacts:
     """A model as clients see it, without its weights. `names`: all that requests may use; `tasks`,
     `modalities`: as `list_tasks` and `list_modalities` say; `listed`: its objects in /v1/models; `tags`,
-    `shown`: in Ollama's /api/tags and /api/show; `has_template`: whether it takes messages. `needed`: bytes
-    of memory with which it serves 32k tokens; `weights`: those of its weights, of `needed`."""
+    `shown`: in Ollama's /api/tags and /api/show. `needed`: bytes of memory with which it serves 32k tokens;
+    `weights`: those of its weights, of `needed`."""
 
     names: Sequence[str]
     tasks: Sequence[str]
     modalities: Sequence[str]
     context_length: int
-    has_template: bool
     needed: int
     weights: int
     listed: Sequence[Mapping[str, Any]]
