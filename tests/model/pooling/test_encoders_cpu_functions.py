@@ -28,13 +28,13 @@ def measure_gelu() -> float:
 
 
 def test_gelu_is_the_exact_one() -> None:
-    assert measure_gelu() < 1e-6
+    assert measure_gelu() < 3e-7
 
 
 def test_a_wrong_factor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
-    monkeypatch.setattr(encoders, "FACTORS", (*encoders.FACTORS[:-1], -0.69318))
-    assert measure_gelu() > 1e-6
+    monkeypatch.setattr(encoders, "FACTORS", (*encoders.FACTORS[:-1], -0.692))
+    assert measure_gelu() > 3e-7
 
 
 def test_gelu_of_numbers_without_an_end() -> None:
