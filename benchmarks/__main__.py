@@ -232,7 +232,7 @@ def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path 
     return write_report(report, json_path, print_parsers_report)
 
 
-@command.command(name="embeddings", short_help="Embeddings of mixed lengths, one by one and together.")
+@command.command(name="embeddings", short_help="Embeddings of mixed lengths, beside mlx-vlm.")
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -241,12 +241,13 @@ def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path 
 )
 @click.option("--texts", default=256, show_default=True, type=click.IntRange(2, 100_000), help="Texts.")
 @click.option("--seed", default=0, show_default=True, help="Seed of lengths and tokens.")
+@make_repeat_option("Turns of all sides; medians are printed.")
 @add_json_option
-def embeddings(model: Path | None, texts: int, seed: int, json_path: Path | None) -> int:
-    """Measure texts of 4 to 160 tokens: each after the one before, and all at once, on one engine."""
+def embeddings(model: Path | None, texts: int, seed: int, repeat: int, json_path: Path | None) -> int:
+    """Measure texts of 4 to 160 tokens: each after the one before, and all at once, also in mlx-vlm."""
     from benchmarks.embeddings import print_embedding_report, run_embedding_bench
 
-    report = run_embedding_bench(Config(), None if model is None else str(model), texts, seed)
+    report = run_embedding_bench(Config(), None if model is None else str(model), texts, seed, repeat)
     return write_report(report, json_path, print_embedding_report)
 
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks embeddings`: texts of mixed lengths, one after the other and together.
+"""`python -m benchmarks embeddings`: texts of mixed lengths in the engine, and in mlx-vlm.
 
-Both sides are the engine itself, on one model: texts that are sent one by one, each after the vector of the
-one before, and the same texts sent at once. Without `--model` it is a random encoder of MiniLM-L6's shape.
-Steps have no limit of time, as in `mlxrun batch`.
+The sides take turns in one process, with one BLAS. The engine gets all texts at once, and each text after the
+vector of the one before. mlx-vlm's model is called as its server calls it: for one request of all texts, and
+for requests of one text. "products alone" multiplies as many tokens by all weights of the model and does
+nothing else: no side can take less. Without `--model` it is a random encoder of MiniLM-L6's shape. Steps have
+no limit of time, as in `mlxrun batch`.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,61 +31,123 @@ if TYPE_CHECKING:
 
 LENGTHS = (4, 160)  # tokens, drawn so that short texts are as frequent as long ones on a logarithmic scale
 VOCABULARY, SIZE, INNER, LAYERS, HEADS, POSITIONS = 30_522, 384, 1536, 6, 12, 512
+TOGETHER, PRODUCTS = "mlxrun, together", "products alone"
+PRODUCT_TOKENS = 512  # that are multiplied at once
+Vectors: TypeAlias = Sequence[np.ndarray[Any, Any]]
+Clocks: TypeAlias = Mapping[str, float]
 
 
-def run_embedding_bench(config: Config, model: str | None, texts: int, seed: int) -> dict[str, Any]:
-    """Times, texts and tokens a second of both sides, their ratios, and the largest difference of vectors."""
+def run_embedding_bench(
+    config: Config, model: str | None, texts: int, seed: int, turns: int
+) -> dict[str, Any]:
+    """The times of each side, medians over turns of their ratios to the engine's, and the largest difference
+    of vectors from its."""
+    from mlxrun.model.machine.device import describe_device
+
     with tempfile.TemporaryDirectory() as scratch:
         path = model or str(write_random_encoder(Path(scratch) / "random-minilm", seed))
         engine = _build(replace(config, model=replace(config.model, path=path)))
         requests = make_requests(texts, min(VOCABULARY, len(engine.model_info.tokenizer)), seed)
-        compute_together(engine, requests[:32])  # first forwards cost more
-        started = _read_clocks()
-        alone = [compute_together(engine, [request])[0] for request in requests]
-        middle = _read_clocks()
-        together = compute_together(engine, requests)
-        ended = _read_clocks()
-    tokens = sum(len(request.prompt) for request in requests)
-    sides = {"one by one": middle - started, "together": ended - middle}
-    ratios = sides["one by one"] / sides["together"]
+        sides = _list_sides(engine, Path(path))
+        for compute in sides.values():
+            compute(requests[:32])  # first forwards cost more
+        runs: dict[str, list[Clocks]] = {name: [] for name in sides}
+        vectors: dict[str, Vectors] = {}
+        for turn in range(turns):
+            for name in sides if turn % 2 else reversed(sides):
+                started = _read_clocks()
+                vectors[name] = sides[name](requests)
+                runs[name].append({key: value - started[key] for key, value in _read_clocks().items()})
+        wanted = np.stack(vectors.pop(TOGETHER))
+        device = describe_device(config.engine)
     return {
         "model": path if model else "random, MiniLM-L6's shape",
+        "device": device,
         "texts": texts,
-        "tokens": tokens,
-        "sides": {
-            name: {
-                **{"seconds": float(s), "processor_seconds": float(processor)},
-                **{"texts_per_second": float(texts / s), "tokens_per_second": float(tokens / s)},
-            }
-            for name, (s, processor) in sides.items()
+        "tokens": sum(len(request.prompt) for request in requests),
+        "sides": {name: _summarize(found, runs[TOGETHER]) for name, found in runs.items()},
+        "largest_difference": {
+            name: float(np.abs(np.stack(found) - wanted).max()) for name, found in vectors.items() if found
         },
-        "ratio": float(ratios[0]),
-        "processor_ratio": float(ratios[1]),
-        "largest_difference": float(np.abs(np.stack(alone) - np.stack(together)).max()),
     }
 
 
-def _read_clocks() -> np.ndarray[Any, Any]:
+def _read_clocks() -> dict[str, float]:
     """Seconds, and seconds of processor time of all threads: other programs change this less."""
-    return np.array([time.perf_counter(), time.process_time()])
+    return {"seconds": time.perf_counter(), "processor_seconds": time.process_time()}
+
+
+def _summarize(runs: Sequence[Clocks], ours: Sequence[Clocks]) -> dict[str, Any]:
+    """A side's times, their medians, and the medians over turns of their ratios to the engine's."""
+    return {
+        "runs": runs,
+        "median": {clock: median(run[clock] for run in runs) for clock in runs[0]},
+        "ratio": {
+            clock: median(run[clock] / own[clock] for run, own in zip(runs, ours, strict=True))
+            for clock in runs[0]
+        },
+    }
+
+
+def _list_sides(engine: Engine, folder: Path) -> dict[str, Callable[[Sequence[Request]], Vectors]]:
+    """By their names, what computes the vectors of requests. That of the products alone gives none."""
+    from mlx_vlm.embedding_loader import load_embedding_model
+
+    peer = load_embedding_model(folder)
+    return {
+        TOGETHER: partial(compute_together, engine),
+        "mlxrun, one by one": partial(_compute_alone, partial(compute_together, engine)),
+        "mlx-vlm, together": partial(_compute_by_peer, peer),
+        "mlx-vlm, one by one": partial(_compute_alone, partial(_compute_by_peer, peer)),
+        PRODUCTS: partial(_compute_products, peer),
+    }
+
+
+def _compute_alone(compute: Callable[[Sequence[Request]], Vectors], requests: Sequence[Request]) -> Vectors:
+    return [compute([request])[0] for request in requests]
+
+
+def _compute_by_peer(peer: Any, requests: Sequence[Request]) -> Vectors:
+    """As mlx-vlm's server, which pads all texts of a request to the longest."""
+    import mlx.core as mx
+
+    longest = max(len(request.prompt) for request in requests)
+    ids, mask = np.zeros((2, len(requests), longest), np.int64)
+    for row, request in enumerate(requests):
+        ids[row, : len(request.prompt)], mask[row, : len(request.prompt)] = request.prompt, 1
+    return list(np.array(peer(mx.array(ids), attention_mask=mx.array(mask)).text_embeds))
+
+
+def _compute_products(peer: Any, requests: Sequence[Request]) -> Vectors:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    weights = [layer.weight for _, layer in peer.named_modules() if isinstance(layer, nn.Linear)]
+    left = sum(len(request.prompt) for request in requests)
+    while left > 0:
+        count = min(left, PRODUCT_TOKENS)
+        for weight in weights:
+            mx.eval(mx.ones((count, weight.shape[1])) @ weight.T)
+        left -= count
+    return []
 
 
 def print_embedding_report(report: Mapping[str, Any]) -> None:
-    """Print a table of both sides."""
+    """Print a table of the sides."""
     console = make_console(None)
     cells = [
         (
-            *(name, f"{s['seconds']:.2f} s", f"{s['processor_seconds']:.2f} s"),
-            *(f"{s['texts_per_second']:.0f}", f"{s['tokens_per_second']:.0f}"),
+            *(name, *(f"{value:.2f} s" for value in side["median"].values())),
+            *(f"{value:.2f}" for value in side["ratio"].values()),
         )
-        for name, s in report["sides"].items()
+        for name, side in report["sides"].items()
     ]
-    titles = ("texts", "time", "processor time", "texts/s", "tokens/s")
+    titles = ("texts", "time", "processor time", "× time", "× processor time")
     console.print(make_table(titles, 1, cells, console.is_terminal))
+    differences = ", ".join(f"{name} {value:.1e}" for name, value in report["largest_difference"].items())
     console.print(
-        f"{report['model']}: {report['texts']} texts, {report['tokens']} tokens; together "
-        f"{report['ratio']:.1f} times as fast, {report['processor_ratio']:.1f} times by processor time; "
-        f"largest difference {report['largest_difference']:.1e}"
+        f"{report['model']}: {report['texts']} texts, {report['tokens']} tokens; "
+        f"vectors differ from those of {TOGETHER} by at most: {differences}"
     )
 
 
@@ -97,7 +163,7 @@ def make_requests(count: int, vocabulary: int, seed: int) -> list[Request]:
     ]
 
 
-def compute_together(engine: Engine, requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
+def compute_together(engine: Engine, requests: Sequence[Request]) -> Vectors:
     """The vectors of requests that are all sent at once."""
     for request in requests:
         engine.add(request)

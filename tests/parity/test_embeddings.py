@@ -156,6 +156,16 @@ def test_company_changes_no_vector(get_engine: Callable[..., Engine], name: str)
     assert differ(compute(engine, requests[::-1])[::-1], alone) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert", "xlm-roberta"])
+def test_padding_changes_no_vector(
+    get_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The layout of other devices; on a CPU nothing is padded."""
+    monkeypatch.setattr(encoders, "group_lengths", join_in_one_block)
+    engine = get_engine(name)
+    assert differ(compute(engine, make_requests(engine, TEXTS)), GOLDEN[name]) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
 def test_reproducible_vectors_are_equal_bit_for_bit(get_engine: Callable[..., Engine], name: str) -> None:
     engine = get_engine(name, reproducible=True, chunk=16)
@@ -194,6 +204,11 @@ def test_the_doctor_says_what_a_model_gives(get_engine: Callable[..., Engine]) -
 # -- the twins: what must be found if it is broken ---------------------------------------------------------
 
 
+def join_in_one_block(lengths: Sequence[int]) -> list[list[int]]:
+    """As on other devices than CPUs: with padding."""
+    return [list(lengths)]
+
+
 def drop_padding_mask(lengths: mx.array, size: int) -> mx.array:
     return mx.zeros((lengths.shape[0], 1, 1, size))
 
@@ -215,6 +230,7 @@ def compare_in_company(get_engine: Callable[..., Engine], monkeypatch: Any, name
 
 
 def plant_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "group_lengths", join_in_one_block)
     monkeypatch.setattr(encoders, "make_padding_mask", drop_padding_mask)
 
 

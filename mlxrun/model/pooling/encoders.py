@@ -1,7 +1,7 @@
 """Encoders, which mlx-lm does not have: BERT and RoBERTa's relatives, and ModernBERT.
 
-Parameters have the names of the checkpoints after `rename_weight`. All encoders take `ids` [B, T], padded on
-the right, with `lengths` [B], and give states [B, T, D]. States of padding mean nothing.
+Parameters have the names of the checkpoints after `rename_weight`. All encoders take joined tokens: `ids` and
+`types` [N], and give states [N, D]. Their `TextBlocks` says where texts begin and end.
 
 On MLX's CPU backend `erf` and `exp` are scalar. The library's GELU takes almost half of the processor time of
 an encoder of MiniLM's shape. NumPy computes the same in an eighth of it, in blocks that stay in the
@@ -10,29 +10,29 @@ processor's cache. Other devices and dtypes use the library's GELU.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.hooks.device_attention import FLOATS, GRAPH_LOGITS, compute_attention
+from mlxrun.model.hooks.device_attention import compute_attention
 from mlxrun.model.pooling.pooled_model import get_first_position
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB
-# The tail u * P(X > u) of the normal distribution is u * exp(-u * u / 2) * (c1 * t + ... + c6 * t**6) with
-# t = 1 / (1 + RATE * u): a fit by least squares, within 3e-9 for all u of 0 and more.
-RATE = 0.28089943
-FACTORS = (0.11713305, 0.0667151, 0.27063728, -0.23673073, 0.38880221, -0.10655708)
-LAST_TAIL = 13.0  # the tail of larger numbers is below 1e-36, and their squares may overflow
+Masks: TypeAlias = Sequence[mx.array | None]
+# P(X > u) of the normal distribution is exp(c0 + c1 * u + ... + c6 * u**6), for all u of 0 and more: a fit by
+# which the tail u * P(X > u) is within 5e-8. The numbers are from c6 to c0.
+FACTORS = (2.2938251e-05, -0.00053318311, 0.0056011281, -0.037022453, -0.31799582, -0.79795223, -0.69314235)
+LAST_TAIL = 9.0  # the tail of larger numbers is below 1e-18, and their powers may overflow
 
 
 def compute_gelu(x: mx.array) -> mx.array:
-    """x * P(X <= x) of the normal distribution, within 1e-6, of any shape. On a CPU, float32 is evaluated at
+    """x * P(X <= x) of the normal distribution, within 3e-7, of any shape. On a CPU, float32 is evaluated at
     once and may be written into `x`, which nothing else may use."""
     if x.dtype != mx.float32 or mx.default_device() != mx.cpu:
         return nn.gelu(x)
@@ -40,41 +40,101 @@ def compute_gelu(x: mx.array) -> mx.array:
     view = np.array(x, copy=False)  # the same memory, writable, as MLX documents
     rows = view.reshape(-1, view.shape[-1])
     count = max(1, BLOCK_NUMBERS // rows.shape[1])
-    size, power, tail = (np.empty((min(count, len(rows)), rows.shape[1]), np.float32) for _ in range(3))
+    size, tail = (np.empty((min(count, len(rows)), rows.shape[1]), np.float32) for _ in range(2))
     for start in range(0, len(rows), count):
         block = rows[start : start + count]
-        _subtract_tail(block, *(scratch[: len(block)] for scratch in (size, power, tail)))
+        _subtract_tail(block, size[: len(block)], tail[: len(block)])
     return x if np.may_share_memory(rows, view) else mx.array(rows).reshape(x.shape)
 
 
-def _subtract_tail(block: np.ndarray, size: np.ndarray, power: np.ndarray, tail: np.ndarray) -> None:
+def _subtract_tail(block: np.ndarray, size: np.ndarray, tail: np.ndarray) -> None:
     """Turn numbers into their GELU: max(x, 0) - |x| * P(X > |x|). The others are scratch."""
     np.abs(block, out=size)
     np.minimum(size, LAST_TAIL, out=size)
-    np.multiply(size, RATE, out=power)
-    power += 1
-    np.reciprocal(power, out=power)
-    np.multiply(power, FACTORS[-1], out=tail)
-    for factor in FACTORS[-2::-1]:
+    np.multiply(size, FACTORS[0], out=tail)
+    for factor in FACTORS[1:-1]:
         tail += factor
-        tail *= power
-    tail *= size
-    size *= size
-    size *= -0.5
-    np.exp(size, out=size)
+        tail *= size
+    tail += FACTORS[-1]
+    np.exp(tail, out=tail)
     tail *= size
     np.maximum(block, 0, out=block)
     block -= tail
 
 
-def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """Attention [B, H, T, D] of queries, keys and values of this shape. `mask` is added to the logits, and
-    may not hide all keys of a query."""
-    rows, heads, length, _ = q.shape
-    few = rows * heads * length * length < GRAPH_LOGITS
-    if few or q.dtype not in FLOATS or mx.default_device() != mx.cpu:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
-    return compute_attention(q, k, v, scale, mask)
+def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """The lengths of texts, split into blocks. On a CPU those beside each other that are equal are a block,
+    so that nothing is padding. Elsewhere, where each kernel costs time, all are one."""
+    if mx.default_device() != mx.cpu:
+        return [list(lengths)]
+    return [list(same) for _, same in groupby(lengths)]
+
+
+class TextBlocks:
+    """Texts as joined tokens [N, ...]: blocks beside each other, whose texts are padded to one size."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = group_lengths(lengths)
+        self._shapes = [(len(block), max(block)) for block in self._lengths]
+        self._stops = list(accumulate(texts * size for texts, size in self._shapes))
+
+    def join(self, rows: Sequence[Sequence[int]]) -> mx.array:
+        """Numbers [N] of rows [texts, longest text]."""
+        sizes = (size for texts, size in self._shapes for _ in range(texts))
+        return mx.array([number for row, size in zip(rows, sizes, strict=True) for number in row[:size]])
+
+    def make_positions(self) -> mx.array:
+        """The places [N] of tokens in their texts."""
+        return mx.array([at for texts, size in self._shapes for _ in range(texts) for at in range(size)])
+
+    def split(self, joined: mx.array) -> list[mx.array]:
+        """The blocks [texts, size, ...] of joined tokens [N, ...]."""
+        blocks = zip(mx.split(joined, self._stops[:-1]), self._shapes, strict=True)
+        return [part.reshape(*shape, *part.shape[1:]) for part, shape in blocks]
+
+    def pad(self, joined: mx.array) -> mx.array:
+        """States [texts, longest text, D] of joined ones [N, D]."""
+        longest = max(size for _, size in self._shapes)
+        parts = self.split(joined)
+        return mx.concatenate([mx.pad(x, [(0, 0), (0, longest - x.shape[1]), (0, 0)]) for x in parts])
+
+    def make_masks(self, window: int = 0) -> list[mx.array | None]:
+        """For each block an additive mask [texts or 1, 1, 1 or size, size], None where all is seen. `window`:
+        tokens seen on either side, 0: all."""
+        blocks = zip(self._lengths, self._shapes, strict=True)
+        return [_make_mask(lengths, size, window) for lengths, (_, size) in blocks]
+
+
+def _make_mask(lengths: Sequence[int], size: int, window: int) -> mx.array | None:
+    mask = make_padding_mask(mx.array(lengths), size) if min(lengths) < size else None
+    if not window or size <= window + 1:
+        return mask
+    places = mx.arange(size)
+    distance = mx.abs(places[:, None] - places[None])[None, None]
+    local = mx.where(distance <= window, 0.0 if mask is None else mask, -mx.inf)
+    # The token itself is never hidden: a row of padding would be NaN, which a mask does not end.
+    return mx.where(distance == 0, 0.0, local)
+
+
+def attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    blocks: TextBlocks,
+    masks: Masks,
+    rotate: Callable[[mx.array], mx.array] = lambda x: x,
+) -> mx.array:
+    """Attention [N, H * D] of queries, keys and values [N, H, D] of each text to itself. Masks are added to
+    the logits, and may not hide all keys of a query. `rotate`: of queries and keys [texts, H, size, D]."""
+    on_cpu = mx.default_device() == mx.cpu
+    compute = compute_attention if on_cpu else mx.fast.scaled_dot_product_attention
+    scale, found = q.shape[-1] ** -0.5, []
+    for *block, mask in zip(*map(blocks.split, (q, k, v)), masks, strict=True):
+        queries, keys, values = (x.swapaxes(1, 2) for x in block)
+        mask = None if mask is None else mask.astype(q.dtype)
+        out = compute(rotate(queries), rotate(keys), values, scale=scale, mask=mask)
+        found.append(out.swapaxes(1, 2).reshape(-1, q.shape[1] * q.shape[2]))
+    return mx.concatenate(found)
 
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -119,15 +179,10 @@ class EncoderAttention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
         self.output = nn.Linear(size, size)
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
-        rows, count, size = x.shape
-        split = (rows, count, self._heads, size // self._heads)
-        q, k, v = (
-            project(x).reshape(split).transpose(0, 2, 1, 3) for project in (self.query, self.key, self.value)
-        )
-        scale = 1 / math.sqrt(split[-1])
-        found = attend(q, k, v, scale, mask)
-        return self.output(found.transpose(0, 2, 1, 3).reshape(x.shape))
+    def __call__(self, x: mx.array, blocks: TextBlocks, masks: Masks) -> mx.array:
+        split = (len(x), self._heads, -1)
+        q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
+        return self.output(attend(q, k, v, blocks, masks))
 
 
 class BertLayer(nn.Module):
@@ -142,8 +197,8 @@ class BertLayer(nn.Module):
         self.output_norm = nn.LayerNorm(size, eps=eps)
         self._activate = get_activation(config["hidden_act"])
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
-        x = self.attention_norm(x + self.attention(x, mask))
+    def __call__(self, x: mx.array, blocks: TextBlocks, masks: Masks) -> mx.array:
+        x = self.attention_norm(x + self.attention(x, blocks, masks))
         return self.output_norm(x + self.output(self._activate(self.intermediate(x))))
 
 
@@ -159,10 +214,9 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(size, eps=config["layer_norm_eps"])
         self._first_position = first_position
 
-    def __call__(self, ids: mx.array, types: mx.array) -> mx.array:
-        positions = mx.arange(self._first_position, self._first_position + ids.shape[1])
+    def __call__(self, ids: mx.array, types: mx.array, positions: mx.array) -> mx.array:
         states = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.LayerNorm(states + self.position_embeddings(positions)[None])
+        return self.LayerNorm(states + self.position_embeddings(positions + self._first_position))
 
 
 class BertEncoder(nn.Module):
@@ -178,11 +232,11 @@ class BertEncoder(nn.Module):
         self.embeddings = BertEmbeddings(config, get_first_position(config))
         self.layers = [BertLayer(config) for _ in range(config["num_hidden_layers"])]
 
-    def __call__(self, ids: mx.array, lengths: mx.array, types: mx.array) -> mx.array:
-        x = self.embeddings(ids, types)
-        mask = make_padding_mask(lengths, ids.shape[1])
+    def __call__(self, ids: mx.array, types: mx.array, blocks: TextBlocks) -> mx.array:
+        x = self.embeddings(ids, types, blocks.make_positions())
+        masks = blocks.make_masks()
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x, blocks, masks)
         return x
 
 
@@ -205,19 +259,17 @@ class ModernBertLayer(nn.Module):
         self.mlp_out = nn.Linear(inner, size, bias=config["mlp_bias"])
         self._activate = get_activation(config["hidden_activation"])
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
-        rows, count, size = x.shape
-        width = size // self._heads
-        qkv = self.Wqkv(self.attn_norm(x)).reshape(rows, count, 3, self._heads, width)
-        q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
-        q, k = (
-            mx.fast.rope(a, width, traditional=False, base=self._base, scale=1.0, offset=0) for a in (q, k)
+    def __call__(self, x: mx.array, blocks: TextBlocks, masks: Masks) -> mx.array:
+        q, k, v = (
+            part.reshape(len(x), self._heads, -1)
+            for part in mx.split(self.Wqkv(self.attn_norm(x)), 3, axis=-1)
         )
-        scale = 1 / math.sqrt(width)
-        found = attend(q, k, v, scale, mask)
-        x = x + self.Wo(found.transpose(0, 2, 1, 3).reshape(x.shape))
+        x = x + self.Wo(attend(q, k, v, blocks, masks, self._rotate))
         value, gate = mx.split(self.mlp_in(self.mlp_norm(x)), 2, axis=-1)
         return x + self.mlp_out(self._activate(value) * gate)
+
+    def _rotate(self, x: mx.array) -> mx.array:
+        return mx.fast.rope(x, x.shape[-1], traditional=False, base=self._base, scale=1.0, offset=0)
 
 
 class ModernBertEncoder(nn.Module):
@@ -232,15 +284,11 @@ class ModernBertEncoder(nn.Module):
         self.layers = [ModernBertLayer(config, i) for i in range(config["num_hidden_layers"])]
         self.final_norm = nn.LayerNorm(size, eps=config["norm_eps"], bias=bias)
 
-    def __call__(self, ids: mx.array, lengths: mx.array, types: mx.array) -> mx.array:
+    def __call__(self, ids: mx.array, types: mx.array, blocks: TextBlocks) -> mx.array:
         x = self.norm(self.tok_embeddings(ids))
-        full = make_padding_mask(lengths, ids.shape[1])
-        places = mx.arange(ids.shape[1])
-        distance = mx.abs(places[:, None] - places[None])
+        masks = {window: blocks.make_masks(window) for window in {layer.window for layer in self.layers}}
         for layer in self.layers:
-            # The token itself is never hidden: a row of padding would be NaN, which a mask does not end.
-            local = mx.where(distance <= layer.window, full, -mx.inf) if layer.window else full
-            x = layer(x, mx.where(distance == 0, 0.0, local))
+            x = layer(x, blocks, masks[layer.window])
         return self.final_norm(x)
 
 

@@ -19,6 +19,7 @@ from mlxrun.core.request import Request
 from mlxrun.core.step_plan import PoolingBatch, StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_token_embeddings, count_weight_bytes
+from mlxrun.model.pooling.encoders import TextBlocks
 from mlxrun.model.pooling.pooler import RowPooler, VectorHead
 from mlxrun.model.run.hidden_hook import HiddenStateHook
 from mlxrun.model.run.model_caller import ModelCaller
@@ -26,7 +27,7 @@ from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.prompt_logprobs import PrefillForward
 
 # A forward of MiniLM's shape costs as much as 13 to 18 tokens do, beside its tokens (measured on a CPU with
-# OpenBLAS): a text that adds more padding than that to a batch is faster in another forward.
+# OpenBLAS). A decoder's text that adds more padding than that to a batch is faster in another forward.
 CPU_PADDING = 16
 PADDING = 0  # a token id that every vocabulary has; its states are ignored
 
@@ -98,8 +99,8 @@ class EncoderStates:
 
     def compute(self, state: BatchState, start: int, stop: int) -> mx.array:
         """States [B, T, D]."""
-        states: mx.array = self._model(mx.array(state.ids), mx.array(state.lengths), mx.array(state.types))
-        return states
+        blocks = TextBlocks(state.lengths)
+        return blocks.pad(self._model(blocks.join(state.ids), blocks.join(state.types), blocks))
 
 
 TokenStates = DecoderStates | EncoderStates
@@ -117,7 +118,8 @@ class PoolingRunner:
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.checks: tuple[PoolingCheck, ...] = ()
-        self.max_padding = CPU_PADDING if mx.default_device() == mx.cpu else None
+        pads = mx.default_device() == mx.cpu and not states.takes_whole_texts  # encoders: see TextBlocks
+        self.max_padding = CPU_PADDING if pads else None
         self.nbytes, self.num_embeddings = states.nbytes, states.num_embeddings
         self.takes_whole_texts = states.takes_whole_texts
         self._states, self._head = states, head

@@ -82,6 +82,7 @@ def test_the_checks_of_an_encoder_are_shown(tmp_path: Path, monkeypatch: pytest.
     assert findings["in use"]["facts"] == {"max_rows": 256, "max_tokens": 40}
     unmasked = lambda lengths, size: mx.zeros((len(lengths), 1, 1, size))  # noqa: E731
     monkeypatch.setattr(encoders, "make_padding_mask", unmasked)
+    monkeypatch.setattr(encoders, "group_lengths", lambda lengths: [list(lengths)])  # with padding
     findings = find()
     assert findings["texts together"]["level"] == "note" and findings["in use"]["facts"]["max_rows"] == 1
 
