@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import shutil
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0  # that the browser may take to answer one call, or a page to become as it is waited for
+END_SECONDS = 10.0  # that it may take to end
 _KEYS: dict[str, dict[str, Any]] = {  # whose effect depends on more than their name
     "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
     "Tab": {"windowsVirtualKeyCode": 9},
@@ -29,11 +33,12 @@ def find_browser() -> str | None:
 
 class BrowserPage:
     """One page. What it wrote to its console as an error is in `errors`, and the URLs of what it has loaded
-    are in `loaded`."""
+    are in `loaded`. RuntimeError if it crashes; TimeoutError if it takes longer than ANSWER_SECONDS."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.errors: list[str] = []
         self.loaded: list[str] = []
+        self._documents: set[str] = set()  # that are loaded with all that they need, by the protocol's id
         self._socket = socket
         self._numbers = itertools.count(1)
 
@@ -41,13 +46,20 @@ class BrowserPage:
         """Call a method of the protocol, and return its result."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        while True:
-            message = await self._socket.receive_json()
-            if message.get("id") == number:
-                if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']['message']}")
-                return dict(message["result"])
-            self._note(message)
+        async with _limit(f"{method} {params}"[:200]):
+            while (message := await self._receive()).get("id") != number:
+                pass
+        if "error" in message:
+            raise RuntimeError(f"{method}: {message['error']['message']}")
+        return dict(message["result"])
+
+    async def _receive(self) -> dict[str, Any]:
+        """The next message, which is noted. A page that has crashed answers no call any more."""
+        message: dict[str, Any] = await self._socket.receive_json()
+        if message.get("method") == "Inspector.targetCrashed":
+            raise RuntimeError("the page has crashed")
+        self._note(message)
+        return message
 
     def _note(self, message: dict[str, Any]) -> None:
         if message.get("method") == "Log.entryAdded":
@@ -56,13 +68,18 @@ class BrowserPage:
             self.errors.append(str(message["params"]["exceptionDetails"]))
         elif message.get("method") == "Network.requestWillBeSent":
             self.loaded.append(message["params"]["request"]["url"])
+        elif message.get("method") == "Page.lifecycleEvent" and message["params"]["name"] == "load":
+            self._documents.add(message["params"]["loaderId"])
 
     async def open(self, url: str) -> None:
         """Open a page and wait until it is loaded."""
-        for domain in ("Page", "Log", "Runtime", "Network"):
+        for domain in ("Inspector", "Page", "Log", "Runtime", "Network"):
             await self.send(f"{domain}.enable")
-        await self.send("Page.navigate", url=url)
-        await self.run("new Promise(done => document.readyState === 'complete' ? done() : onload = done)")
+        await self.send("Page.setLifecycleEventsEnabled", enabled=True)
+        document = (await self.send("Page.navigate", url=url)).get("loaderId")
+        async with _limit(f"the page {url} to be loaded"):
+            while document is not None and document not in self._documents:  # None: another place on the page
+                await self._receive()
 
     async def run(self, script: str) -> Any:
         """The value of an expression on the page; a promise is waited for."""
@@ -70,6 +87,16 @@ class BrowserPage:
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))
         return result["result"].get("value")
+
+    async def wait_for(self, script: str, value: Any = True) -> None:
+        """Wait until an expression on the page has this value."""
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while (found := await self.run(script)) != value:
+                    await asyncio.sleep(0.1)
+                return
+        raise TimeoutError(f"{script} is {found!r}, and not {value!r}, after {ANSWER_SECONDS:g} s")
 
     async def press(self, key: str) -> None:
         """Press and release a key."""
@@ -119,8 +146,28 @@ async def open_browser(browser: str, *options: str) -> AsyncIterator[BrowserPage
                 async with session.ws_connect(url, max_msg_size=0) as socket:
                     yield BrowserPage(socket)
         finally:
-            process.terminate()
-            await process.wait()
+            await _end(process)
+
+
+@asynccontextmanager
+async def _limit(what: str) -> AsyncIterator[None]:
+    """TimeoutError, which names what is waited for, if the block takes longer than ANSWER_SECONDS."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(f"the browser was waited for in vain for {ANSWER_SECONDS:g} s: {what}") from error
+
+
+async def _end(process: Process) -> None:
+    """End the browser in order; one that does not end soon is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def _read_port(path: Path) -> int:

@@ -52,12 +52,12 @@ async def take_chat_picture(page: BrowserPage, url: str, images: Path) -> None:
         "document.getElementById('chat-view').dispatchEvent(new DragEvent('drop', {dataTransfer: given}));"
     )
     await page.run(f"(() => {{ {drop} }})()")
-    await _wait_for(page, "!document.getElementById('files').hidden")
+    await page.wait_for("!document.getElementById('files').hidden")
     for number, question in enumerate(QUESTIONS, 1):
-        await _wait_for(page, "!document.getElementById('model').disabled")
+        await page.wait_for("!document.getElementById('model').disabled")
         await page.run(f"document.getElementById('prompt').value = {json.dumps(question)}")
         await page.run("document.getElementById('send').click()")
-        await _wait_for(page, f"document.querySelectorAll('.answer[aria-busy=false]').length === {number}")
+        await page.wait_for(f"document.querySelectorAll('.answer[aria-busy=false]').length === {number}")
     await save_picture(page, images / "ui-chat.png")
 
 
@@ -69,7 +69,7 @@ async def take_server_picture(page: BrowserPage, url: str, images: Path) -> None
     async with aiohttp.ClientSession(url) as http:
         tasks = [asyncio.create_task(_send_requests(http, each, end)) for each in range(STREAMS)]
         await asyncio.sleep(LOAD_SECONDS)
-        await _wait_for(page, "document.querySelectorAll('#request-table tbody tr').length > 1")
+        await page.wait_for("document.querySelectorAll('#request-table tbody tr').length > 1")
         await save_picture(page, images / "ui-server.png")
         for task in tasks:
             task.cancel()
@@ -85,11 +85,6 @@ async def _send_requests(http: aiohttp.ClientSession, stream: int, end: float) -
         body = {"prompt": text, "max_tokens": 400, "ignore_eos": True}
         async with http.post("/v1/completions", json=body) as response:
             await response.read()
-
-
-async def _wait_for(page: BrowserPage, script: str) -> None:
-    while not await page.run(script):
-        await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pytest
 from mlxrun.cli.main import COMMANDS, cli
 from mlxrun.config.setting_fields import list_fields, list_sections
 from mlxrun.server.app import list_surfaces
+from tests.helpers.command_processes import run_program
 from tools.docs_site.hooks import ROOT
 from tools.docs_site.reference import list_commands, list_errors, render_api, render_commands, render_errors
 
@@ -31,7 +32,7 @@ def build_site(repository: Path, site: Path) -> subprocess.CompletedProcess[str]
     """Build the site, as `make docs` does. (With `--quiet`, `--strict` would count no warning.)"""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=repository, env=environ, capture_output=True, text=True)
+    return run_program(command, cwd=repository, env=environ)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mlxrun
+from tests.helpers.command_processes import run_program
 
 ROOT = Path(mlxrun.__file__).parent
 
@@ -217,13 +217,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
         f"heavy = sorted({LAZY!r} & {{name.partition('.')[0] for name in sys.modules}})\n"
         "sys.exit(f'imported: {heavy}' if heavy else status)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT.parent)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_program([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT.parent)})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
@@ -231,4 +225,4 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
 def test_the_model_package_alone_imports_no_mlx() -> None:
     """OpenBLAS has to be in the process before mlx is, or products take 30 times as long."""
     code = "import sys, mlxrun.model; sys.exit('mlx.core' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent).returncode == 0
+    assert run_program([sys.executable, "-c", code], cwd=ROOT.parent).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -64,3 +65,18 @@ def test_private_patches_are_found() -> None:
     by_name, by_path = ("monkeypatch.setattr(os, " + '"_exit", f)'), ("patch.setattr(" + '"os._quit", f)')
     text = by_name + by_path + 'patch.setattr(os, "exit", f)'
     assert find_private_patches(text) == ["_exit", "_quit"]
+
+
+def find_endless(text: str) -> list[str]:
+    """Calls of `subprocess.run` without a limit of time."""
+    if "subprocess.run(" not in text:
+        return []
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    runs = [call for call in calls if ast.unparse(call.func) == "subprocess.run"]
+    return [ast.unparse(run) for run in runs if "timeout" not in {each.arg for each in run.keywords}]
+
+
+def test_no_test_waits_for_a_program_without_a_limit() -> None:
+    """`run_program` of tests/helpers/command_processes.py has one, and kills what a program has started."""
+    assert [call for path in TESTS.rglob("*.py") for call in find_endless(path.read_text())] == []
+    assert find_endless("subprocess.run('a', timeout=1); subprocess.run('b')") == ["subprocess.run('b')"]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import mlxrun
+from tests.helpers.command_processes import run_program
 
 ROOT = Path(mlxrun.__file__).parents[1]
 PACKAGES = ("mlxrun", "benchmarks", "tools", "tests")
@@ -194,7 +194,7 @@ def test_every_class_name_occurs_once() -> None:
 def list_lines() -> Iterator[tuple[str, str]]:
     """Place and text of each line of the repository, but for this file and what past releases were told."""
     listed = ["git", "ls-files", "*.py", "*.md", "*.yaml", "Makefile", ".ci/*"]
-    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
+    for name in run_program(listed, cwd=ROOT, check=True).stdout.split():
         if name not in ("tests/test_vocabulary.py", "CHANGELOG.md") and (ROOT / name).is_file():
             lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
             yield from ((f"{name}:{number}", line.strip()) for number, line in enumerate(lines, 1))

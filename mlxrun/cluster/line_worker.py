@@ -81,7 +81,8 @@ class LineWorker:
         """Return what happened since the last call. This waits for a finished line, but at most REPORT_EVERY
         and `linger` seconds."""
         try:
-            await asyncio.wait_for(self._news.wait(), REPORT_EVERY)
+            async with asyncio.timeout(REPORT_EVERY):
+                await self._news.wait()
             await asyncio.sleep(self._linger)
         except TimeoutError:
             pass

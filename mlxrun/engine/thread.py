@@ -180,6 +180,7 @@ class EngineThread:
             log.exception("the engine stops")
             self._listener.on_dead(_as_engine_dead(error))
         finally:
+            self._watchdog.note("closing the engine")
             engine.close()
 
     def _run_steps(self, engine: Engine) -> None:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from mlxrun.config.server_settings import find_weak_keys
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
+from mlxrun.core.workers import ignore_error
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.certificate import ServerCertificate, read_certificate, reload_config
@@ -297,9 +298,14 @@ async def drain(app: web.Application) -> None:
         await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS)
 
 
-async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
+async def _finishes_within(work: Coroutine[Any, Any, None], seconds: float) -> bool:
+    """Whether work ends within so many seconds. If not, it is cancelled, and its end is not waited for."""
+    task = asyncio.create_task(work)
     try:
-        await asyncio.wait_for(awaitable, seconds)
-    except TimeoutError:
+        if (await asyncio.wait((task,), timeout=seconds))[0]:
+            task.result()
+            return True
         return False
-    return True
+    finally:
+        task.cancel()
+        task.add_done_callback(ignore_error)

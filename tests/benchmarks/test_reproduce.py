@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from benchmarks.reproduce.report import format_report
 from benchmarks.reproduce.twins import AS_PROMPT, OTHER_THREADS, PREEMPTED_TWINS, list_twins
 from mlxrun.cli.main import main
 from mlxrun.core.errors import MlxrunError
+from tests.helpers.command_processes import run_program
 
 LINES = 16
 IN_COMPANY = [name for name in IN_PROCESS if name != PREEMPTED]
@@ -78,13 +78,8 @@ def test_the_same_bytes_under_all_conditions(tmp_path: Path) -> None:
     environment.pop("OPENBLAS_CORETYPE", None)
     path = tmp_path / "r.json"
     arguments = f"--lines 64 --json {path}"
-    done = subprocess.run(
-        ["make", "reproduce", f"REPRODUCE_ARGS={arguments}"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        ["make", "reproduce", f"REPRODUCE_ARGS={arguments}"], seconds=3600.0, cwd=ROOT, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(path.read_text())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.command_processes import run_program
+
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "silicon"
 
 
@@ -19,7 +21,7 @@ def run(name: str, home: Path, port: int, **variables: str) -> subprocess.Comple
     environment = dict(os.environ) | {"MLXRUN_HOME": str(home), "MLXRUN_PORT": str(port)} | variables
     # To a file: what a server keeps open would keep a pipe open.
     with (home / "output.txt").open("w+") as output:
-        found = subprocess.run([SCRIPTS / name], env=environment, stdout=output, stderr=subprocess.STDOUT)
+        found = run_program([SCRIPTS / name], env=environment, stdout=output, stderr=subprocess.STDOUT)
         output.seek(0)
         return subprocess.CompletedProcess(name, found.returncode, output.read())
 
@@ -72,5 +74,5 @@ def test_a_server_that_cannot_start_shows_why(home: Path) -> None:
 
 def test_scripts_can_be_read_by_bash() -> None:
     for script in SCRIPTS.glob("*.sh"):
-        subprocess.run(["bash", "-n", script], check=True)
+        run_program(["bash", "-n", script], check=True)
     assert len(list(SCRIPTS.glob("*_mlxrun.sh"))) == 4

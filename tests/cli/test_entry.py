@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from mlxrun.cli import INTERRUPTED_EXIT
+from tests.helpers.command_processes import run_program
 
 CODE = """
 import os, signal, sys
@@ -22,9 +23,7 @@ sys.exit(main())
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
-    )
+    return run_program([sys.executable, "-c", code, "--version"])
 
 
 def test_an_interrupt_while_it_is_imported_ends_it_quietly() -> None:

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mlxrun.cli import interrupts
+from tests.helpers.command_processes import run_program, start_program
 
 PROGRAM = """
 import os, signal, sys, time
@@ -38,7 +40,7 @@ DIRECTLY, FINALISER = "os.kill(os.getpid(), signal.SIGTERM)", "Finaliser()"
 @pytest.mark.parametrize("interrupted", [DIRECTLY, FINALISER])
 def test_a_command_that_loads_is_interrupted(interrupted: str) -> None:
     program = PROGRAM.format(interrupted=interrupted, twin="", seconds=50)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", program])
     assert done.returncode == 130
     assert done.stderr.strip() == "mlxrun: interrupted"
 
@@ -47,7 +49,7 @@ def test_the_twin_of_a_finaliser_goes_on() -> None:
     """Python prints the interrupt and forgets it."""
     twin = "main.handle_interrupts = lambda: signal.signal(signal.SIGTERM, signal.default_int_handler)"
     program = PROGRAM.format(interrupted=FINALISER, twin=twin, seconds=1)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", program])
     assert done.stdout == "went on\n" and "KeyboardInterrupt" in done.stderr
 
 
@@ -63,7 +65,7 @@ HIDDEN = "from mlxrun.cli import interrupts; interrupts._is_ignored_signal = lam
 def test_signals_that_come_at_once_print_no_stack(twin: str) -> None:
     """Python has noted both before it calls the handler of the first, which ignores the other."""
     program = PROGRAM.format(interrupted=TOGETHER, twin=SIGNALS + twin, seconds=50)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", program])
     assert done.returncode == 130
     assert ("Signal 15 ignored due to race condition" in done.stderr) is bool(twin)
     assert done.stderr.splitlines()[-1] == "mlxrun: interrupted"
@@ -105,29 +107,30 @@ RUN = "run_async(work())"
 ENDS = {"plain": ("", "", "hang()"), "before": ("hang()", "", RUN), "after": ("", "hang()", RUN)}
 
 
-def start_hanging(where: str, library: str = "ctypes.CDLL", twin: str = "") -> subprocess.Popen[str]:
+@contextmanager
+def start_hanging(
+    where: str, library: str = "ctypes.CDLL", twin: str = ""
+) -> Iterator[subprocess.Popen[str]]:
     """A command that waits natively: at once, in its loop, or after the first signal. `library`: whether it
-    lets other threads run Python meanwhile."""
+    lets other threads run Python meanwhile. It never ends by itself, and is killed at the end."""
     before, after, run = ENDS[where]
     program = HANGING.format(library=library, before=before, after=after, run=run, twin=twin)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    if where == "after":
-        assert process.stdout.readline() == "waits\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "stops\n"
-    assert process.stdout.readline() == "hangs\n"
-    assert wait_until(lambda: is_asleep(process.pid))
-    return process
+    with start_program([sys.executable, "-c", program]) as process:
+        assert process.stdout is not None
+        if where == "after":
+            assert process.stdout.readline() == "waits\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "stops\n"
+        assert process.stdout.readline() == "hangs\n"
+        assert wait_until(lambda: is_asleep(process.pid))
+        yield process
 
 
 def is_asleep(pid: int) -> bool:
     """Whether the process has waited for half a second, so that it does so in the lock."""
     states = []
     for _ in range(10):
-        found = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True
-        )
+        found = run_program(["ps", "-o", "stat=", "-p", str(pid)], check=True)
         states.append(found.stdout[:1])
         time.sleep(0.05)
     return set(states) == {"S"}
@@ -184,7 +187,6 @@ def test_the_twin_of_a_second_signal_waits_on(where: str) -> None:
             process.send_signal(signal.SIGTERM)
             assert wait_until(lambda: not is_pending(process.pid, signal.SIGTERM))
         assert process.poll() is None
-        process.kill()
 
 
 def test_signals_that_come_together_are_one() -> None:
@@ -193,7 +195,7 @@ def test_signals_that_come_together_are_one() -> None:
     after = 'os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT); print("in order")'
     before = "loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)"
     program = HANGING.format(library="ctypes.CDLL", before=before, after=after, run=RUN, twin=settle)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", program])
     assert (done.stdout, done.returncode) == ("waits\nstops\nin order\n", 0), done.stderr
 
 
@@ -216,7 +218,7 @@ def test_signals_after_the_work_change_no_exit_code(hangs: bool) -> None:
 from mlxrun.cli import signal_loop
 interrupts.SETTLE, signal_loop.TEARDOWN = 0.0, {0.0 if hangs else 600.0}"""
     program = HANGING.format(library="ctypes.CDLL", before=before, after=after, run=RUN, twin=twin)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", program])
     wanted = ("waits\nstops\n", -signal.SIGINT) if hangs else ("waits\nstops\nin order\n", 0)
     assert (done.stdout, done.returncode) == wanted, done.stderr
 

@@ -18,7 +18,7 @@ from mlxrun.cli.long_runs import OPEN_FILES, keep_awake, raise_open_files
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from tests.helpers.batch_fakes import chats, write_job
-from tests.helpers.command_processes import wait_until
+from tests.helpers.command_processes import start_program, wait_until
 
 INFINITE = resource.RLIM_INFINITY
 # Fakes of the programs: each writes its number and its arguments, then lasts as the real one does.
@@ -166,7 +166,7 @@ with keep_awake("always"):
 
 def test_a_killed_job_lets_the_machine_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = install(tmp_path, monkeypatch, "Linux", "systemd-inhibit", INHIBIT)
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE) as process:
+    with start_program([sys.executable, "-c", KILLED]) as process:
         pid = read_call(log)[0]
         process.kill()
     wait_until(lambda: not is_running(pid))

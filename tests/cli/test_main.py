@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import click
@@ -12,6 +11,7 @@ import pytest
 from mlxrun import __version__
 from mlxrun.cli.main import COMMANDS, main, report_error
 from mlxrun.core.errors import ConfigError, EngineDead
+from tests.helpers.command_processes import run_program
 
 
 def test_help_lists_the_commands_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def complete(words: str) -> list[str]:
     environ = {**os.environ, "_MLXRUN_COMPLETE": "bash_complete", "COMP_WORDS": words}
     environ["COMP_CWORD"] = str(len(words.split(" ")) - 1)
     command = "from mlxrun.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", command], env=environ)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -116,7 +116,7 @@ def test_the_script_of_a_shell(shell: str) -> None:
     """As README.md tells users to load it."""
     environ = {**os.environ, "_MLXRUN_COMPLETE": f"{shell}_source"}
     command = "from mlxrun.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", command], env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_MLXRUN_COMPLETE={shell}_complete" in done.stdout
 

@@ -14,6 +14,7 @@ import pytest
 
 from mlxrun.cli.main import main
 from mlxrun.core.errors import ConfigError, ModelLoadError
+from tests.helpers.command_processes import run_program
 
 # An interpreter that is taken apart meets `Last`, as it would meet the threads of MLX.
 PROGRAM = """
@@ -45,14 +46,11 @@ def end(
     tmp_path: Path, *arguments: str, argv: str = "", loaded: str = LOADED, stdout: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(arguments=json.dumps(arguments), argv=argv, loaded=loaded)
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-c", program],
         cwd=tmp_path,
         env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE if stdout is None else stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=300,
     )
 
 
@@ -74,7 +72,7 @@ sys.exit(main(command=crash))
 
 def crash(before: str = "") -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-c", CRASH.format(before=before)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=300)
+    return run_program(program)
 
 
 def test_a_crash_inside_a_library_says_where_it_was() -> None:
@@ -94,7 +92,7 @@ def test_a_process_without_standard_error_runs() -> None:
         "import sys; from mlxrun.cli.main import main; sys.argv = ['mlxrun', '--version']; sys.exit(main())"
     )
     command = f'exec "{sys.executable}" -c "{program}" 2>&-'
-    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=300)
+    done = run_program(["sh", "-c", command])
     assert done.returncode == 0 and done.stdout.startswith("mlxrun")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.clients.matrix import (
     write_table,
 )
 from tests.clients.scripts import common
+from tests.helpers.command_processes import run_program
 from tests.helpers.served_model import make_image_part
 
 pytestmark = pytest.mark.slow
@@ -78,13 +78,7 @@ class Results:
             name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "ANTHROPIC"))
         }
         own = {"HOME": str(self.folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
-        done = subprocess.run(
-            [*client.command, str(self.given)],
-            env={**keep, **own},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
+        done = run_program([*client.command, str(self.given)], seconds=400.0, env={**keep, **own})
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from tests.clients.agents.codex import Codex
 from tests.clients.agents.continue_dev import Continue
 from tests.clients.agents.session import Agent
 from tests.clients.prompt_sizes import AGENTS, CONFIG, make_first_body
+from tests.helpers.command_processes import start_program, wait_until
 from tests.helpers.served_model import ModelServer, run_model_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
@@ -112,18 +112,15 @@ def run_save_body(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         port = free.getsockname()[1]
     script, saved = tmp_path / "save_body.py", tmp_path / "agent.json"
     script.write_text(find_block("python").replace("8001", str(port)))
-    process = subprocess.Popen([sys.executable, str(script), str(saved)], stderr=subprocess.DEVNULL)
-    try:
-        while True:
-            assert process.poll() is None, "the program ended"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+
+    def listens() -> bool:
+        assert process.poll() is None, "the program ended"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    with start_program([sys.executable, script, saved], stderr=subprocess.DEVNULL) as process:
+        wait_until(listens)
         yield f"http://127.0.0.1:{port}", saved
-    finally:
-        process.kill()
-        process.wait()
 
 
 def send_by_anthropic(url: str, body: Json) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from mlxrun.cluster.messages import LineResult, WorkerRefused
 from mlxrun.cluster.worker_slots import WorkerSlot
 from mlxrun.core.errors import EngineDead, InternalError
 from tests.helpers.fake_workers import FakeFleet, answer_all, make_ticket
+from tests.helpers.raw_clients import until
 
 
 @asynccontextmanager
@@ -160,11 +161,9 @@ async def test_idle_workers_get_lines_that_others_have_not_begun() -> None:
     dispatcher.slots[1].make = make_late  # type: ignore[assignment]
     await dispatcher.start()
     task = asyncio.create_task(answer_all(dispatcher, [make_ticket(str(at)) for at in range(8)]))
-    while len(dispatcher.slots[0].has) < 8:
-        await asyncio.sleep(0)
+    await until(lambda: len(dispatcher.slots[0].has) == 8)
     late.set()
-    while not dispatcher.slots[1].has:
-        await asyncio.sleep(0)
+    await until(lambda: dispatcher.slots[1].has)
     fleet.held = False
     for worker in fleet.workers:
         worker.news.set()

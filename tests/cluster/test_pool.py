@@ -24,6 +24,7 @@ from mlxrun.jobs.run.progress import make_view
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.fake_workers import FACTS
+from tests.helpers.raw_clients import until
 
 
 class LocalWorker:
@@ -195,8 +196,7 @@ async def test_an_interrupted_job_goes_on_with_other_workers(tmp_path: Path) -> 
     bench = Bench(write_job(tmp_path, chats(60)), make_config(order="input"))
     crew = Crew(bench, pause=0.005)
     running = asyncio.create_task(crew.run())
-    while not read(bench.paths.out):
-        await asyncio.sleep(0.01)
+    await until(lambda: read(bench.paths.out))
     crew.stop.request()
     with pytest.raises(Interrupted):
         await running

@@ -14,6 +14,7 @@ import pytest
 
 from mlxrun.core import child_memory
 from mlxrun.core.child_memory import limit_own_memory, read_memory, watch_memory
+from tests.helpers.command_processes import start_program
 
 SIZE = 200_000_000
 HOLDS = f"x = b'1' * {SIZE}; print(len(x), flush=True); input()"
@@ -28,17 +29,15 @@ def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
+def child() -> Iterator[subprocess.Popen[str]]:
     """A process that has so many bytes in memory."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"%d\n" % SIZE
+    with start_program([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == f"{SIZE}\n"
         yield process
-        process.kill()
 
 
 @needs_ps
-def test_memory_of_a_process(child: subprocess.Popen[bytes]) -> None:
+def test_memory_of_a_process(child: subprocess.Popen[str]) -> None:
     used = read_memory(child.pid)
     assert used is not None and SIZE < used < SIZE + 100_000_000
     child.kill()
@@ -47,7 +46,7 @@ def test_memory_of_a_process(child: subprocess.Popen[bytes]) -> None:
 
 
 @needs_ps
-def test_a_child_that_takes_more_is_ended(no_limits: None, child: subprocess.Popen[bytes]) -> None:
+def test_a_child_that_takes_more_is_ended(no_limits: None, child: subprocess.Popen[str]) -> None:
     with watch_memory(child.pid, SIZE, child.kill) as exceeded:
         assert child.wait(60) < 0
     assert exceeded.is_set()
@@ -55,7 +54,7 @@ def test_a_child_that_takes_more_is_ended(no_limits: None, child: subprocess.Pop
 
 @needs_ps
 def test_a_child_within_its_limit_is_left_alone(
-    no_limits: None, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    no_limits: None, child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings, read = threading.Semaphore(0), read_memory
 

@@ -9,6 +9,7 @@ import pytest
 
 from mlxrun.core import workers
 from mlxrun.core.workers import Abandoned, Lane, LaneJob, check_abandoned, end_by, run_on_text
+from tests.helpers.raw_clients import until
 
 
 async def test_a_lane_runs_few_at_once() -> None:
@@ -38,8 +39,7 @@ async def test_what_waits_is_dropped_with_its_caller() -> None:
         free.wait(60)
 
     first = asyncio.create_task(lane.run(work, 1))
-    while not begun:
-        await asyncio.sleep(0.001)
+    await until(lambda: begun)
     second = asyncio.create_task(lane.run(work, 2))
     await asyncio.sleep(0)
     second.cancel()

@@ -14,6 +14,7 @@ from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.watchdog import BUSY_SHARE, READ_BYTES, TICK, Signs, Watchdog
 from mlxrun.model.load.load_progress import LoadProgress
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.engine_bench import until
 from tests.helpers.engine_fakes import FakeRunner, make_engine, make_request
 
@@ -96,6 +97,16 @@ async def test_a_step_that_hangs_is_given_up(quick: None) -> None:
         async for _ in client.generate(make_request("a")):
             pass
     await client.close()
+    go.set()
+
+
+async def test_an_end_that_hangs_is_given_up(quick: None) -> None:
+    """Nobody waits for an engine that cannot be closed."""
+    runner, go = FakeRunner(), threading.Event()
+    client = await EngineClient.start_with(lambda: make_engine(runner))
+    runner.close = lambda: go.wait(PATIENCE)  # type: ignore[method-assign, assignment, return-value]
+    await client.close()
+    assert not go.is_set() and "while closing the engine" in str(client.dead_error)
     go.set()
 
 

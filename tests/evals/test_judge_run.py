@@ -22,6 +22,7 @@ from mlxrun.jobs.run.stop_signals import StopSignals
 from mlxrun.jobs.scoring.score_groups import Scores
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, make_config, read, write_job
+from tests.helpers.raw_clients import until
 from tests.helpers.scorer_bombs import list_scorers, make_bomb_schema
 
 # The engine answers with the prompt and two letters of x, y and z, so this judge says what the template says.
@@ -166,8 +167,7 @@ async def test_a_verdict_that_takes_forever(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(judge_verdict, "OWN", ScorerPool(ScorerLimits(600.0, 1_000_000_000)))
         task = asyncio.create_task(bench.score(judge))
-        while set(list_scorers(os.getpid())) <= others or bench.judge.ran < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: not set(list_scorers(os.getpid())) <= others and bench.judge.ran == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,13 +37,3 @@ async def find_violations(page: BrowserPage) -> object:
         "axe.run().then(({violations}) => violations.map(each =>"
         " [each.id, each.impact, each.nodes.map(node => node.html)]))"
     )
-
-
-async def wait_for(page: BrowserPage, script: str, value: Any) -> None:
-    """Until an expression on the page has a value; fails after a minute."""
-    for _ in range(600):
-        found = await page.run(script)
-        if found == value:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"{script} is {found!r}, not {value!r}")

@@ -1,4 +1,5 @@
-"""Commands of mlxrun in processes of their own, which tests suspend, interrupt and kill."""
+"""Programs in processes of their own, for which no test waits without a limit; and commands of mlxrun, which
+tests suspend, interrupt and kill."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.helpers.plain_user import drop_overrides
 from tests.helpers.storm_counts import count
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,60 @@ sys.exit(main())
 """
 
 
+@contextmanager
+def start_program(
+    command: Sequence[str | Path], *, seconds: float = PATIENCE, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A program whose output can be read within the block, after which it is killed with all that it has
+    started. The same ends it once the block has taken so many seconds, and the test fails: so nothing that
+    reads from it or waits for it waits longer. `options`: of Popen."""
+    given = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True, **options}
+    process = subprocess.Popen(command, **given)
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _kill_session(process)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        _kill_session(process)
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            with suppress(BrokenPipeError):
+                pipe.close()
+        process.wait(PATIENCE)
+        assert not is_late.is_set(), f"it was killed after {seconds:g} s: {command}"
+
+
+def _kill_session(process: subprocess.Popen[str]) -> None:
+    """Kill a program for which nobody has waited yet, and what else is in its session."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_program(
+    command: Sequence[str | Path], *, seconds: float = PATIENCE, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return what `subprocess.run` does, with all output as text.
+    AssertionError, with what it has printed, if it takes longer than so many seconds, or fails and `check` is
+    set. `options`: of Popen."""
+    output = errors = ""
+    try:
+        with start_program(command, seconds=seconds, **{"stderr": subprocess.PIPE, **options}) as process:
+            output, errors = process.communicate()
+    except AssertionError as error:
+        error.add_note(f"it has printed: {output}{errors}")
+        raise
+    assert not check or process.returncode == 0, errors
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
 def start_command(
     folder: Path, *arguments: str, before: str = "", plain_user: bool = False, **environ: str | None
 ) -> subprocess.Popen[str]:
@@ -35,6 +91,8 @@ def start_command(
     `environ`: variables, None: without one."""
     paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, **environ}
+    if plain_user:  # by the program itself: a fork of this process, with its threads, must not run Python
+        before = f"from tests.helpers import plain_user; plain_user.drop_overrides()\n{before}"
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(before=before), *arguments],
@@ -45,7 +103,6 @@ def start_command(
             cwd=folder,
             env={name: value for name, value in environment.items() if value is not None},
             start_new_session=True,
-            preexec_fn=drop_overrides if plain_user else None,
         )
 
 

@@ -23,6 +23,7 @@ from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.surface import Handler
 from mlxrun.server.lifecycle import drain, listen
 from tests.helpers.fake_workers import FACTS
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import FakeEngine, Script, Serving, server_config
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -133,8 +134,7 @@ async def run_front(fleet: ServerFleet, count: int = 2, **settings: Any) -> Asyn
     app[ENGINE].attach(LoadedEngine(cast(EngineClient, pool), context, {}))
     try:
         async with listen(app) as url, aiohttp.ClientSession() as http:
-            while any(slot.state == "starting" for slot in pool.slots):
-                await asyncio.sleep(0.001)
+            await until(lambda: all(slot.state != "starting" for slot in pool.slots))
             yield Front(url, app, pool, http, pool=pool, fleet=fleet)
     finally:
         await pool.close()

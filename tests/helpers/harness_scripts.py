@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.command_processes import run_program
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients/harnesses/bin/python"
@@ -23,13 +24,6 @@ def run_harness_script(name: str, given: Any, folder: Path, timeout: float = 400
         key: value for key, value in os.environ.items() if not key.startswith(("OPENAI", "INSPECT", "MLXRUN"))
     }
     own = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(PYTHON), str(SCRIPTS / name), str(path)],
-        env=keep | own,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    done = run_program([PYTHON, SCRIPTS / name, path], seconds=timeout, env=keep | own, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -6,10 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import pytest
 
 _OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
 _DROP_FOR_GOOD = 24  # PR_CAPBSET_DROP
@@ -34,6 +32,20 @@ def _call(name: str, data: ctypes.Array[_Data]) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
+def _choose_capabilities(choose: Callable[[int], int]) -> int:
+    """Let this thread use the capabilities that `choose` makes of those that it uses. Returns the latter."""
+    data = (_Data * 2)()
+    _call("capget", data)
+    before = data[0].effective
+    data[0].effective = choose(before)
+    _call("capset", data)
+    return int(before)
+
+
+def _leave_out_overrides(effective: int) -> int:
+    return effective & ~sum(1 << number for number in _OVERRIDES)
+
+
 @contextmanager
 def obey_permissions() -> Iterator[None]:
     """On this thread, and on those that it starts meanwhile."""
@@ -41,23 +53,21 @@ def obey_permissions() -> Iterator[None]:
         yield
         return
     if not sys.platform.startswith("linux"):
+        import pytest
+
         pytest.skip("root may read and write everything")
-    data = (_Data * 2)()
-    _call("capget", data)
-    before = data[0].effective
-    data[0].effective = before & ~sum(1 << number for number in _OVERRIDES)
-    _call("capset", data)
+    before = _choose_capabilities(_leave_out_overrides)
     try:
         yield
     finally:
-        data[0].effective = before
-        _call("capset", data)
+        _choose_capabilities(lambda _: before)
 
 
 def drop_overrides() -> None:
-    """In a child before its program starts: the program obeys permissions."""
+    """For good, in a program that has one thread yet: it obeys permissions, and so does what it starts."""
     if os.geteuid() == 0:
         library = ctypes.CDLL(None, use_errno=True)
         for number in _OVERRIDES:
             if library.prctl(_DROP_FOR_GOOD, number, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl")
+        _choose_capabilities(_leave_out_overrides)

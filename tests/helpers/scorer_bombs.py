@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import chat, run_in_process
 from tests.helpers.batches_server import ServerSetup
+from tests.helpers.command_processes import run_program
 
 LEVELS = 40
 # What each process of scorers begins with: imports take long on a busy machine, and are not the scorer's.
@@ -78,9 +78,7 @@ def serve_batches(root: Path, seconds: float) -> None:
 
 def list_scorers(parent: int) -> list[int]:
     """The processes of scorers that a process has started, and that have not ended."""
-    done = subprocess.run(
-        ["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
-    )
+    done = run_program(["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], check=True)
     rows = [line.split(None, 3) for line in done.stdout.splitlines()]
     return [
         int(pid)
@@ -91,5 +89,5 @@ def list_scorers(parent: int) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Whether a process exists, and is more than an entry that nobody has waited for."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    done = run_program(["ps", "-o", "stat=", "-p", str(pid)])
     return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")

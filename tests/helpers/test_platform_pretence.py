@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.child_start import platform_pretence
+from tests.helpers.command_processes import run_program
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -35,7 +35,7 @@ def test_a_child_sees_what_its_test_sees(pretends: bool) -> None:
     folder = str(Path(platform_pretence.__file__).parent)
     env = os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT)))}
     env |= {platform_pretence.VARIABLE: "1"} if pretends else {}
-    out = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True)
+    out = run_program([sys.executable, "-c", CODE], env=env, check=True)
     first, second, third = out.stdout.splitlines()
     if pretends:
         assert first == "True darwin False True"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmarks.reproduce.lines import LineWriter
 from benchmarks.reproduce.processes import make_environment, run_batch
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.model.machine.blas import find_loaded_blas
+from tests.helpers.command_processes import run_program
 
 LINES = 16
 SETTINGS = {"engine": {"reproducible": True}, "sampling": {"seed": 3}, "log": {"level": "warning"}}
@@ -63,7 +63,7 @@ def run(folder: Path, name: str, threads: int, *flags: str, code: str = "", exit
     out = folder / f"{name}.out.jsonl"
     command = [sys.executable, "-c", code + MAIN, "batch", str(folder / "job.jsonl"), "-o", str(out)]
     command += ["-c", str(folder / "config.yaml"), "--set", "batch.order=input", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=make_environment(threads), check=False)
+    done = run_program(command, env=make_environment(threads))
     assert done.returncode == exit_code, done.stderr
     return out.read_bytes()
 

@@ -23,7 +23,7 @@ from tests.helpers.agent_bench import (
 )
 from tests.helpers.batch_fakes import by_id, write_job
 from tests.helpers.batches_server import make_processes
-from tests.helpers.command_processes import read_log, start_command, wait_until
+from tests.helpers.command_processes import PATIENCE, read_log, start_command, wait_until
 from tests.helpers.storm_counts import count, make_rng
 
 ANSWERS = [
@@ -162,14 +162,14 @@ def test_the_built_in_model_is_killed_while_a_tool_runs(tmp_path: Path) -> None:
         (folder / "suite.yaml").write_text(SUITE)
     whole, killed = folders
     (killed / "hold").touch()
-    assert start_command(whole, "eval", "suite.yaml").wait() == 0, read_log(whole)
+    assert start_command(whole, "eval", "suite.yaml").wait(PATIENCE) == 0, read_log(whole)
     process = start_command(killed, "eval", "suite.yaml")
     calls = killed / "tools.py.calls"
     wait_until(lambda: calls.exists() and calls.read_text().count("\n") == 2, lambda: read_log(killed))
     process.kill()
     process.wait()
     (killed / "hold").unlink()
-    assert start_command(killed, "eval", "suite.yaml").wait() == 0, read_log(killed)
+    assert start_command(killed, "eval", "suite.yaml").wait(PATIENCE) == 0, read_log(killed)
     first, second = ((folder / "suite.out/tiny/sums/seed-0/job.out.jsonl").read_bytes() for folder in folders)
     assert first == second and json.loads(first)["agent"]["calls"] == 3
     made = (whole / "tools.py.calls").read_text().split()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command_processes import run_serve
+from tests.helpers.command_processes import PATIENCE, run_serve
 
 ROOT = Path(__file__).parents[2]
 ABSENT = ("mlx_vlm", "cv2", "datasets", "pyarrow", "pandas", "mlx_audio", "fastapi", "uvicorn", "ray")
@@ -32,7 +32,7 @@ def ask(url: str, content: Any) -> tuple[int, str]:
     data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
+            urllib.request.Request(f"{url}/v1/chat/completions", data, headers), timeout=PATIENCE
         ) as answer:
             return answer.status, json.load(answer)["choices"][0]["message"]["content"]
     except urllib.error.HTTPError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -15,7 +14,14 @@ from typing import Any
 import pytest
 
 from tests.helpers.batch_fakes import by_id
-from tests.helpers.command_processes import PATIENCE, RunningCommand, read_log, run_serve, start_command
+from tests.helpers.command_processes import (
+    PATIENCE,
+    RunningCommand,
+    read_log,
+    run_program,
+    run_serve,
+    start_command,
+)
 from tests.helpers.storm_counts import count
 
 FULL = Path("/dev/full")
@@ -91,7 +97,7 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, arguments: list[st
         arguments = ["batch", str(write_small_job(tmp_path))]
     code = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
     code += f"sys.argv[1:] = {arguments!r}; from mlxrun.cli.main import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", code], cwd=tmp_path)
     said = "mlxrun: the working directory has been removed; change to another one"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
 
@@ -103,7 +109,7 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, arguments: list[st
 def test_standard_output_on_a_full_disk(tmp_path: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "mlxrun.cli.main", *arguments]
     with FULL.open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        done = run_program(command, stdout=full, cwd=tmp_path)
     said = "mlxrun: standard output: No space left on device"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (3, said)
     assert done.stderr.count(said) == 1

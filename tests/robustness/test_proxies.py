@@ -139,8 +139,8 @@ async def test_each_token_of_a_stream_comes_at_once(
             if line.startswith(first) and b"b" in line.partition(b'"content"')[2][:8]:
                 break
         if path == "/v1/chat/completions":
-            while not (await response.content.readline()).startswith(b": decode 2"):
-                pass
+            while not (line := await response.content.readline()).startswith(b": decode 2"):
+                assert line, "the stream was cut"
         gate.set()
         assert b'"c"' in await response.read()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.jobs.records.run_paths import JobPaths
-from tests.helpers.command_processes import ROOT, read_log, start_command, wait_until
+from tests.helpers.command_processes import ROOT, read_log, run_program, start_command, wait_until
 from tests.helpers.storm_counts import count, make_rng
 
 SETS = ("engine.reproducible=true", "batch.order=input", "scheduler.max_running=4")
@@ -37,9 +37,7 @@ PARTS = {  # of the command lines of their processes
 
 def list_processes(root: int) -> dict[int, str]:
     """The processes of a command, and of what it has started, by their ids."""
-    done = subprocess.run(
-        ["ps", "-axww", "-o", "pid=,sid=,stat=,args="], capture_output=True, text=True, check=True
-    )
+    done = run_program(["ps", "-axww", "-o", "pid=,sid=,stat=,args="], check=True)
     rows = (line.split(None, 3) for line in done.stdout.splitlines())
     alive = (row for row in rows if int(row[1]) == root and not row[2].startswith("Z"))
     return {int(pid): args for pid, _, _, args in alive}

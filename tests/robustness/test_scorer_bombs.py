@@ -18,6 +18,8 @@ import pytest
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, read, write_job
 from tests.helpers.batches_server import ServerSetup, make_processes, start_processes
+from tests.helpers.command_processes import PATIENCE
+from tests.helpers.raw_clients import until
 from tests.helpers.scorer_bombs import (
     is_running,
     list_scorers,
@@ -155,10 +157,10 @@ async def test_a_batch_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     others = set(list_scorers(os.getpid()))  # idle ones of other tests
     async with place.run() as site:
         made = (await site.create(await site.upload([make_bomb_line(), *chats(5)])))["id"]
-        while (await site.send("GET", f"/v1/batches/{made}"))["request_counts"]["completed"] < 5:
-            pass
-        while set(list_scorers(os.getpid())) <= others:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while (await site.send("GET", f"/v1/batches/{made}"))["request_counts"]["completed"] < 5:
+                pass
+        await until(lambda: not set(list_scorers(os.getpid())) <= others)
         await site.send("POST", f"/v1/batches/{made}/cancel")
         assert (await site.wait_until_ended(made))["status"] == "cancelled"
         assert set(list_scorers(os.getpid())) <= others and not pool._idle

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_processes import ROOT, read_log, start_command
+from tests.helpers.command_processes import ROOT, read_log, run_program, start_command
 from tests.helpers.storm_counts import count, make_rng
 from tests.helpers.suite_files import write_suite
 
@@ -90,7 +90,7 @@ def run_storm(folder: Path, arguments: list[str], seconds: float, rng: random.Ra
 
 def list_session(session: int) -> list[str]:
     """The processes that a command has started and that have not ended."""
-    done = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True, check=True)
+    done = run_program(["ps", "-eo", "sid=,stat=,args="], check=True)
     rows = (line.split(None, 2) for line in done.stdout.splitlines())
     return [args for sid, stat, args in rows if int(sid) == session and not stat.startswith("Z")]
 

@@ -13,13 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.command_processes import ROOT, RunningCommand, run_serve, suspend, wait_until
+from tests.helpers.command_processes import (
+    PATIENCE,
+    ROOT,
+    RunningCommand,
+    run_serve,
+    start_program,
+    suspend,
+    wait_until,
+)
 from tests.helpers.storm_counts import count, make_rng
 
 SITE = """
@@ -68,14 +76,12 @@ def test_time_limits_stand_still() -> None:
     with ExitStack() as opened:
 
         def connect(site: subprocess.Popen[str]) -> socket.socket:
-            return opened.enter_context(socket.create_connection((host[site], port[site])))
+            return opened.enter_context(socket.create_connection((host[site], port[site]), PATIENCE))
 
         sites, host, port = [], {}, {}
         for twin in TWINS:
             command = [sys.executable, "-c", SITE.format(twin=twin)]
-            made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-            sites.append(opened.enter_context(made))
-            opened.callback(made.kill)
+            sites.append(opened.enter_context(start_program(command, env=environment)))
         for site in sites:
             assert site.stdout is not None
             host[site], _, number = site.stdout.readline().strip().removeprefix("http://").partition(":")
@@ -177,13 +183,16 @@ pathlib.Path(target).write_bytes(data)
 """
 
 
-def start_client(server: RunningCommand, body: dict[str, Any], target: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def start_client(
+    server: RunningCommand, body: dict[str, Any], target: Path
+) -> Iterator[subprocess.Popen[str]]:
     """A client in a process of its own, with little room for what it does not read."""
     host, port = server.address
     command = [sys.executable, "-c", CLIENT, host, str(port), json.dumps(body), str(target)]
-    process = subprocess.Popen(command)
-    wait_until(target.exists)
-    return process
+    with start_program(command) as process:
+        wait_until(target.exists)
+        yield process
 
 
 def count_live(server: RunningCommand) -> int:
@@ -198,18 +207,20 @@ def test_clients_that_are_suspended(server: RunningCommand, tmp_path: Path) -> N
     slow = make_body(3, max_tokens=300, logprobs=5)
     bodies = [make_body(seed) for seed in range(4)]
     wanted, wanted_slow = [read_stream(server, body) for body in bodies], read_stream(server, slow)
-    clients = [start_client(server, slow, tmp_path / name) for name in ("goes on", "is killed")]
-    for client in clients:
-        os.kill(client.pid, signal.SIGSTOP)
-    count("suspensions", len(clients))
-    found, threads = read_all(server, bodies)
-    for thread in threads:
-        thread.join(240)
-    assert found == wanted
-    clients[1].kill()
-    clients[1].wait()
-    os.kill(clients[0].pid, signal.SIGCONT)
-    assert clients[0].wait(240) == 0
+    with ExitStack() as opened:
+        started = [start_client(server, slow, tmp_path / name) for name in ("goes on", "is killed")]
+        clients = [opened.enter_context(each) for each in started]
+        for client in clients:
+            os.kill(client.pid, signal.SIGSTOP)
+        count("suspensions", len(clients))
+        found, threads = read_all(server, bodies)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert found == wanted
+        clients[1].kill()
+        clients[1].wait()
+        os.kill(clients[0].pid, signal.SIGCONT)
+        assert clients[0].wait(PATIENCE) == 0
     text = (tmp_path / "goes on").read_bytes().decode()
     assert merge_events(read_chunks(text.partition("\r\n\r\n")[2])) == wanted_slow
     wait_until(lambda: count_live(server) == 0)

@@ -27,6 +27,7 @@ from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.core.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.core.request import PooledModel
+from mlxrun.core.workers import wait_until_done
 from mlxrun.engine.client import EngineClient
 from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server import lifecycle
@@ -42,6 +43,7 @@ from mlxrun.server.lifecycle import (
     run,
 )
 from mlxrun.server.welcome import FIRST_REQUESTS, format_welcome, list_served
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import (
     MINI,
@@ -289,6 +291,24 @@ async def test_a_drain_closes_the_batch_queue() -> None:
     async with run_server(surfaces=ONLY, batches=cast(BatchQueue, batches)) as s:
         await drain(s.app)
         assert batches.closed
+
+
+async def test_a_drain_does_not_wait_for_a_batch_that_cannot_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one whose files are on a disk that hangs; it is cancelled all the same."""
+    ended = asyncio.Event()
+
+    class Batches:
+        async def close(self) -> None:
+            await wait_until_done(asyncio.ensure_future(ended.wait()))
+
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0.05)
+    async with run_server(surfaces=ONLY, batches=cast(BatchQueue, Batches())) as s:
+        async with asyncio.timeout(PATIENCE):
+            await drain(s.app)
+        assert not ended.is_set() and "a batch could not be stopped in time" in caplog.text
+        ended.set()
 
 
 @pytest.mark.parametrize("apis", [*FIRST_REQUESTS, "none", "all"])

@@ -277,7 +277,6 @@ async def test_the_fake_engine_merges_unread_events() -> None:
         prepared = await prepare_request("/v1/chat/completions", make_chat_body(), s.state.context)
         events = engine.generate(prepared.requests[0])
         first = await anext(events)
-        while not engine.scripts_done:
-            await asyncio.sleep(0)
+        await until(lambda: engine.scripts_done)
         rest = [event async for event in events]
         assert (len(first.tokens), [len(event.tokens) for event in rest]) == (1, [5])

@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mlxrun.server.running_servers import list_servers, note_server
+from tests.helpers.command_processes import start_program
 
 HOLD = """
 import sys, time
@@ -24,11 +27,11 @@ with note_server(Path(sys.argv[1]), "a-model", "http://127.0.0.1:9"):
 """
 
 
-def start_server(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "noted\n"
-    return process
+@contextmanager
+def start_server(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    with start_program([sys.executable, "-c", HOLD, str(folder)]) as process:
+        assert process.stdout is not None and process.stdout.readline() == "noted\n"
+        yield process
 
 
 def test_a_server_is_listed_while_it_runs(tmp_path: Path) -> None:
@@ -41,15 +44,13 @@ def test_a_server_is_listed_while_it_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_server_is_not_listed(tmp_path: Path) -> None:
     """Its note is still there, and goes. The other server's note stays."""
-    killed, other = start_server(tmp_path), start_server(tmp_path)
-    assert {note.pid for note in list_servers(tmp_path)} == {killed.pid, other.pid}
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert len(list(tmp_path.iterdir())) == 2
-    assert [note.pid for note in list_servers(tmp_path)] == [other.pid]
-    assert [path.stem for path in tmp_path.iterdir()] == [str(other.pid)]
-    other.kill()
-    other.communicate()
+    with start_server(tmp_path) as killed, start_server(tmp_path) as other:
+        assert {note.pid for note in list_servers(tmp_path)} == {killed.pid, other.pid}
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        assert len(list(tmp_path.iterdir())) == 2
+        assert [note.pid for note in list_servers(tmp_path)] == [other.pid]
+        assert [path.stem for path in tmp_path.iterdir()] == [str(other.pid)]
 
 
 def test_a_note_of_something_else_is_no_server(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -25,6 +24,7 @@ from mlxrun.server import telemetry
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.telemetry import OPERATIONS, TELEMETRY, Telemetry
 from tests.helpers import fake_servers
+from tests.helpers.command_processes import run_program
 from tests.helpers.fake_servers import ServerFleet, run_front
 from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
@@ -356,7 +356,7 @@ def test_nothing_is_imported_while_it_is_off() -> None:
         "import sys; from mlxrun.config.settings import Config; from mlxrun.server.app import make_app;"
         "make_app(Config()); sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert run_program([sys.executable, "-c", code]).returncode == 0
 
 
 def test_variables_name_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

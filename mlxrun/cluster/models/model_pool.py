@@ -209,7 +209,8 @@ class ModelPool:
             self._wake.clear()
             pause = self._decide(loop.time())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
         await self._announce()
 
     def _decide(self, now: float) -> float | None:
@@ -229,8 +230,10 @@ class ModelPool:
     def _expire(self, slot: ModelSlot, now: float) -> float | None:
         """Unload a model that has been idle for its time. Returns the seconds until that, if it is idle."""
         left = slot.compute_lifetime(now)
-        if slot.state != "ready" or slot.running or left is None or left > 0:
-            return left if slot.state == "ready" and not slot.running else None
+        if slot.state != "ready" or slot.running or slot.waiting or slot.waiting_lines:
+            return None
+        if left is None or left > 0:
+            return left
         log.info("%s has been idle for %g s", slot.name, slot.keep_alive)
         self._drain(slot)
         return None
@@ -261,7 +264,7 @@ class ModelPool:
         """When a loaded model makes room for another one at the latest."""
         if wanted.is_urgent:
             return max(wanted.oldest, slot.since) + self.patience if slot.is_busy else 0.0
-        return math.inf if slot.running else slot.used + self.patience
+        return math.inf if slot.running else max(slot.used, slot.since) + self.patience
 
     def _load(self, slot: ModelSlot) -> None:
         slot.to_end.clear()

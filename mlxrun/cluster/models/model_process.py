@@ -127,7 +127,8 @@ async def _end(process: Process, patience: float) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), patience)
+        async with asyncio.timeout(patience):
+            await process.wait()
     except TimeoutError:
         pass
     finally:

@@ -81,8 +81,9 @@ class ModelSlot:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has requests besides lines of batches."""
-        return self.running > self.lines.count
+        """Whether it has requests besides lines of batches, or such as wait and get it as soon as it is
+        ready."""
+        return bool(self.waiting) or self.running > self.lines.count
 
     @property
     def oldest(self) -> float:

@@ -169,7 +169,8 @@ class RayActor:
         """Stop the actor, and end its process. This raises nothing."""
         with suppress(WorkerDied, EngineDead, TimeoutError):
             if self._facts is not None:
-                await asyncio.wait_for(self.ask("close"), CLOSE_SECONDS)
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.ask("close")
         await self._crew.watch.run_aside(self._crew.ray.kill, self.actor)
 
     async def ask(self, method: str, *arguments: Any) -> Any:

@@ -174,7 +174,8 @@ class ServerPool:
         slot.state = "draining"
         try:
             if slot.running:
-                await asyncio.wait_for(slot.active.wait_idle(), patience)
+                async with asyncio.timeout(patience):
+                    await slot.active.wait_idle()
             if slot.worker is not None:
                 await slot.worker.drain()
         except TimeoutError:

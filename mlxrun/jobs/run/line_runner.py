@@ -152,7 +152,8 @@ class LineRunner:
     async def _commit_regularly(self) -> None:
         while not self._finished.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._commit_due.wait(), COMMIT_EVERY)
+                async with asyncio.timeout(COMMIT_EVERY):
+                    await self._commit_due.wait()
             self._commit_due.clear()
             await asyncio.to_thread(self.writer.commit)
 
@@ -161,4 +162,5 @@ class LineRunner:
         while not self._finished.is_set():
             action()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._finished.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from benchmarks.sweep.library_faults import FAULTS, PREAMBLE, LibraryFault, render_faults
 from benchmarks.tiny.vision_families import VISION
+from tests.helpers.command_processes import run_program
 from tests.helpers.model_fixtures import mark_sweep
 
 # Of prompts with several media, which few models have, in the sweep.
@@ -20,9 +20,7 @@ QUICK = [fault for fault in FAULTS if fault.families[0] not in SLOW]
 @pytest.mark.parametrize("fault", mark_sweep(FAULTS, QUICK), ids=lambda fault: fault.families[0])
 def test_the_fault_is_still_there(fault: LibraryFault) -> None:
     """The last line that the script prints is the fault. A processor may print others before."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + fault.script], capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-c", PREAMBLE + fault.script])
     assert done.stdout.splitlines()[-1:] == [fault.shows], done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from mlxrun.core.request import Request, TokenEvent
 from mlxrun.jobs.run.progress import ProgressMeter
 from mlxrun.model.fit.verdict import WantedRows
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, by_id, chat, chats, write_job
+from tests.helpers.command_processes import run_program
 from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
 
 
@@ -292,7 +292,7 @@ def test_help_teaches_and_loads_nothing() -> None:
         "heavy = {'mlx', 'transformers', 'aiohttp', 'numpy', 'PIL', 'rich'} & set(sys.modules);"
         "sys.exit(code or (f'imports {heavy}' if heavy else 0))"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    found = run_program([sys.executable, "-c", script])
     assert found.returncode == 0, found.stderr
     for word in ("--dry-run", "--retry-failed", "continues where", '"custom_id"', "Exit codes:"):
         assert word in found.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from mlxrun.cli.commands import cache
 from mlxrun.cli.main import main
 from mlxrun.core.step_plan import SnapshotKind
 from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
+from tests.helpers.command_processes import run_program
 from tests.helpers.plain_user import obey_permissions
 
 PATH = "big.out.jsonl.run/cache"
@@ -227,7 +227,5 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
         "sys.exit(f'imported: {found}' if found else status)\n"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True
-    )
+    done = run_program([sys.executable, "-c", code], env={"PYTHONPATH": str(root)})
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,7 +7,6 @@ import io
 import os
 import pty
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlxrun.cli.main import main
 from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
+from tests.helpers.command_processes import start_program
 
 QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 
@@ -159,22 +159,20 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     environ = os.environ | {"XDG_DATA_HOME": str(tmp_path), "TERM": "dumb"}
     screen, end = pty.openpty()
     command = [sys.executable, "-c", code, "chat", "--set", "sampling.temperature=0"]
-    process = subprocess.Popen(
-        command, stdin=end, stdout=end, stderr=end, env=environ, start_new_session=True
-    )
-    os.close(end)
     shown = ""
 
     def wait_for(text: str, typed: str) -> None:
         nonlocal shown
         while text not in shown:
-            shown += os.read(screen, 4096).decode(errors="replace")
+            shown += os.read(screen, 4096).decode(errors="replace")  # OSError once it has ended
         shown = shown.partition(text)[2]
         os.write(screen, typed.encode())
 
-    wait_for(">>> ", "What is 2 + 3?\n")
-    wait_for("5", "")
-    wait_for(">>> ", "/bye\n")
-    assert process.wait(60) == 0
+    with start_program(command, stdin=end, stdout=end, stderr=end, env=environ) as process:
+        os.close(end)
+        wait_for(">>> ", "What is 2 + 3?\n")
+        wait_for("5", "")
+        wait_for(">>> ", "/bye\n")
+        assert process.wait(60) == 0
     os.close(screen)
     assert "What is 2 + 3?" in (tmp_path / "mlxrun" / "chat_history").read_text()

@@ -13,6 +13,7 @@ import pytest
 from mlxrun.cli.commands.ps import read_modalities, read_state
 from mlxrun.cli.main import main
 from mlxrun.server.running_servers import ServerNote
+from tests.helpers.command_processes import PATIENCE
 
 
 @contextmanager
@@ -22,13 +23,14 @@ def answer_with(answer: bytes) -> Iterator[str]:
 
         def serve() -> None:
             with listener.accept()[0] as client:
+                client.settimeout(PATIENCE)
                 client.recv(4096)
                 client.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize(

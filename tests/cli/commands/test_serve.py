@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -24,6 +23,7 @@ from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.server.app import list_surfaces
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.responses.response_runs import RESPONSES
+from tests.helpers.command_processes import run_program, start_program
 from tests.helpers.server_fakes import FakeEngine
 
 
@@ -165,10 +165,8 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, "serve", "--port", "0"]
     command += ["--set", f"server.data_path={tmp_path / 'data'}"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    log = tmp_path / "log"
+    with log.open("w") as errors, start_program(command, cwd=tmp_path, stderr=errors) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+?(?=;)", process.stdout.readline())
         assert found
@@ -180,20 +178,17 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["choices"][0]["message"]["content"] == "5"
         process.send_signal(signal.SIGTERM)
-        while not process.stdout.readline().startswith("stopping"):
-            pass
+        while not (line := process.stdout.readline()).startswith("stopping"):
+            assert line, f"it ended: {log.read_text()}"
         until = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < until:
             process.send_signal(signal.SIGTERM)
             time.sleep(0.001)
         assert process.poll() == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--host", "0.0.0.0", "--port", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_program(command, cwd=tmp_path)
     assert done.returncode == 2
     assert "--host: server.host: 0.0.0.0 can be reached from other machines" in done.stderr

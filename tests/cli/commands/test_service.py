@@ -7,7 +7,6 @@ import os
 import platform
 import plistlib
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mlxrun.cli.commands import service as commands
 from mlxrun.cli.commands.service import Service, find_program, make_path, make_service_file
 from mlxrun.cli.main import main
 from mlxrun.server.running_servers import ServerNote
+from tests.helpers.command_processes import run_program
 
 FAKE = (
     '#!/bin/sh\necho "$(basename $0) $*" >> {log}\n[ "$1 $2" != "--user {fails}" ] && [ "$1" != "{fails}" ]\n'
@@ -205,7 +205,7 @@ def test_the_program_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no script of that name was installed beside Python."""
     monkeypatch.setattr("pathlib.Path.exists", lambda self: False)
     monkeypatch.setattr("sys.argv", ["pytest"])
-    shown = subprocess.run([*find_program(), "--version"], capture_output=True, text=True, check=True)
+    shown = run_program([*find_program(), "--version"], check=True)
     assert shown.stdout.startswith("mlxrun, version")
 
 
@@ -253,5 +253,5 @@ def test_systemd_reads_the_file(tmp_path: Path) -> None:
 def verify(path: Path) -> str:
     command = ["systemd-analyze", "verify", "--user", str(path)]
     environ = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(path.parent), "HOME": str(path.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    done = run_program(command, env=environ)
     return "\n".join(line for line in done.stderr.splitlines() if path.name in line)

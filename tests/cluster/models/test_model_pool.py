@@ -13,6 +13,7 @@ from mlxrun.cluster.models import model_pool
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.core.errors import Draining, ModelLoadError, NotFound, Overloaded, RequestError, TimedOut
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.fake_models import FakeModels
 from tests.helpers.raw_clients import until
 
@@ -299,3 +300,18 @@ async def test_a_time_of_zero_unloads_at_once_and_holds_for_one_life(keep: float
             slot.keep_alive = keep
         await until(lambda: states(pool)[0] == "unloaded")
         assert slot.keep_alive is None
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_it_ends_at_any_moment_after_a_request(turns: int) -> None:
+    """Also if what decides has just been told of the end of the request, while it waited for a time."""
+    models = FakeModels(keep_alive={"a": 3600.0})
+    async with started(models) as pool:
+        await use(pool, "a")
+        await asyncio.sleep(0.1)
+        with pool.hold(pool.slots[0]):
+            pass
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            await pool.close()

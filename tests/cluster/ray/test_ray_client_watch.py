@@ -13,6 +13,7 @@ import pytest
 
 from mlxrun.cluster.messages import RayEnded
 from mlxrun.cluster.ray.ray_client import RayWatch, find_unreachable, leave_ray, make_watch
+from tests.helpers.command_processes import PATIENCE
 
 ANSWER = b"\0\0\0\4\0\0\0\0\0"  # the empty settings of an HTTP/2 server
 
@@ -26,6 +27,7 @@ def listen() -> Iterator[tuple[str, int]]:
     def serve() -> None:
         while not ended.is_set():
             connection, _ = server.accept()
+            connection.settimeout(PATIENCE)
             with connection, suppress(ConnectionError):
                 connection.recv(100)
                 connection.sendall(ANSWER)
@@ -37,8 +39,8 @@ def listen() -> Iterator[tuple[str, int]]:
             yield server.getsockname()
         finally:
             ended.set()
-            socket.create_connection(server.getsockname()).close()
-            thread.join()
+            socket.create_connection(server.getsockname(), PATIENCE).close()
+            thread.join(PATIENCE)
 
 
 async def test_replies_come_while_ray_is_there() -> None:

@@ -17,6 +17,7 @@ from mlxrun.cli.main import main
 from mlxrun.cluster.ray.ray_cluster import LOCAL, _init, place_workers
 from mlxrun.config.settings import WorkersSettings
 from mlxrun.core.errors import ConfigError
+from tests.helpers.command_processes import PATIENCE
 
 JOB = '{"id": "a", "prompt": "once"}\n'
 
@@ -38,16 +39,18 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def listen(answer: bytes) -> Iterator[str]:
     """The address of a server that answers one client with these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
 
         def serve() -> None:
             with server.accept()[0] as connection:
+                connection.settimeout(PATIENCE)
                 connection.recv(100)
                 connection.sendall(answer)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
-        thread.join()
+        thread.join(PATIENCE)
 
 
 def find_closed_port() -> str:

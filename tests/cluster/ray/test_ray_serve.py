@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.matrix import ENVIRONMENTS, HERE
+from tests.helpers.command_processes import run_program
 
 PYTHON = ENVIRONMENTS / "ray-serve/bin/python"
 PROGRAM = HERE / "scripts/run_ray_serve.py"
@@ -25,7 +26,7 @@ def test_ray_serve_loses_requests_that_were_not_answered(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # Ray waits 30 s for its agent, which takes longer where nothing was compiled before.
-    subprocess.run([PYTHON, "-m", "compileall", "-q", "-j", "0", PYTHON.parents[1] / "lib"], check=False)
+    run_program([PYTHON, "-m", "compileall", "-q", "-j", "0", PYTHON.parents[1] / "lib"])
     command = [PYTHON, PROGRAM, str(port), tmp_path / "began"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))

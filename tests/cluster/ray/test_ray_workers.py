@@ -18,6 +18,7 @@ import pytest
 from mlxrun.cli.main import main
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import by_id, read
+from tests.helpers.command_processes import run_program
 
 ROOT = Path(__file__).parents[3]
 SETS = ("--set", "engine.reproducible=true", "--set", "batch.order=input", "--set", "scheduler.max_running=4")
@@ -118,7 +119,7 @@ def test_one_process_and_two_workers_finish_what_the_other_has_begun(
     starts: list[list[str]] = [["--ray", address], []]
     for more in starts if order == "ray first" else starts[::-1]:
         limit = [] if out.exists() else ["--limit", "10"]
-        done = subprocess.run([*command, *more, *limit], capture_output=True, text=True, check=False)
+        done = run_program([*command, *more, *limit])
         assert done.returncode == 0, done.stderr
     assert out.read_bytes() == logprobs_job.with_name("one.out.jsonl").read_bytes()
     manifest = json.loads(JobPaths(logprobs_job, out).manifest.read_bytes())
@@ -151,7 +152,7 @@ def test_more_workers_than_there_is_room_for(address: str, job: Path) -> None:
         str(job.with_name("no.jsonl")),
     ]
     command += ["--ray", address, "--set", "workers.resources={GPU: 1}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 2 and "the cluster has room for 0 (2 nodes" in done.stderr
 
 
@@ -175,9 +176,7 @@ def test_workers_without_the_folder_get_the_images(
 
 def kill_raylet(driver: subprocess.Popen[str]) -> None:
     """Kill the process of the only node of a driver's own Ray."""
-    listed = subprocess.run(
-        ("ps", "-axww", "-o", "pid=,ppid=,args="), capture_output=True, text=True, check=True
-    )
+    listed = run_program(("ps", "-axww", "-o", "pid=,ppid=,args="), check=True)
     for process, parent, command in (line.split(None, 2) for line in listed.stdout.splitlines()):
         if int(parent) == driver.pid and "/raylet/raylet " in command:
             kill(int(process))

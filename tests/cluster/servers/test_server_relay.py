@@ -173,6 +173,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error(
         async with front.http.post(front.url + path, json=body) as reply:
             text = b""
             while b"in" not in text:
+                assert not reply.content.at_eof(), text
                 text += await reply.content.readany()
             front.fleet.workers[0].cut()
             if last is None:

@@ -14,6 +14,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, compute_entry_key
 from mlxrun.engine.prefix_cache.entry_file import encode_entry
 from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
+from tests.helpers.command_processes import start_program
 from tests.helpers.plain_user import obey_permissions
 
 
@@ -446,10 +448,10 @@ print("refused", tier._counters.refused, flush=True)
 """
 
 
-def process(where: Path, seed: int, steps: int) -> subprocess.Popen[str]:
+def process(where: Path, seed: int, steps: int) -> AbstractContextManager[subprocess.Popen[str]]:
     code = WRITER.format(tests=str(Path(__file__).parents[3]))
     command = [sys.executable, "-c", code, str(where), str(seed), str(steps)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    return start_program(command, cwd=Path(__file__).parents[3])
 
 
 def test_killed_writers_leave_complete_files_or_none(
@@ -469,14 +471,15 @@ def test_killed_writers_leave_complete_files_or_none(
 
 
 def test_two_processes_on_one_folder(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
-    children = [process(tmp_path, seed, 600) for seed in (1, 2)]
     tier = open_tier()
-    while any(child.poll() is None for child in children):
-        for entry in tier.scan():
-            tier.read(entry)
-    for child in children:
-        out, _ = child.communicate()
-        assert (child.returncode, out) == (0, "ready\nrefused 0\n")
+    with process(tmp_path, 1, 600) as one, process(tmp_path, 2, 600) as other:
+        children = (one, other)
+        while any(child.poll() is None for child in children):
+            for entry in tier.scan():
+                tier.read(entry)
+        for child in children:
+            out, _ = child.communicate()
+            assert (child.returncode, out) == (0, "ready\nrefused 0\n")
     assert get_counters(tier).refused == 0
     assert all(tier.read(entry) is not None for entry in tier.scan())
 

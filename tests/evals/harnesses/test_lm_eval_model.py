@@ -17,6 +17,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.jobs.scoring.measure import MeasuredLines
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE, describe_perplexities, score_perplexity
 from tests.helpers import text_models
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.harness_scripts import run_harness_script
 from tests.helpers.served_model import run_model_server
 
@@ -61,7 +62,7 @@ def ask_for_windows(url: str, text: str, size: int) -> list[float]:
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         (choice,) = json.load(response)["choices"]
     values: list[float] = choice["logprobs"]["token_logprobs"]
     return values

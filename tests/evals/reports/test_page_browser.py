@@ -13,7 +13,7 @@ from benchmarks.browser import BrowserPage
 from mlxrun.evals.reports.page import render_page
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
 from tests.helpers.batch_fakes import chat, chats
-from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page, wait_for
+from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page
 from tests.helpers.report_jobs import (
     HOSTILE,
     hostile_lines,
@@ -88,22 +88,22 @@ async def test_filters_search_and_sorting(tmp_path: Path) -> None:
     )
     runs = read_runs([first.paths.out, second.paths.out])
     async with open_report(runs, tmp_path) as page:
-        await wait_for(page, IDS, ["line-0", "line-1", "line-2", "line-3", "other"])
+        await page.wait_for(IDS, ["line-0", "line-1", "line-2", "line-3", "other"])
         await page.run("document.querySelector('#states input[value=flip]').click()")
-        await wait_for(page, IDS, ["line-2"])
+        await page.wait_for(IDS, ["line-2"])
         await page.run("document.querySelector('#states input[value=all]').click()")
         await page.run("search.value = 'NEEDLE'; search.dispatchEvent(new Event('input'))")
-        await wait_for(page, IDS, ["other"])
+        await page.wait_for(IDS, ["other"])
         assert await page.run("document.getElementById('count').textContent") == "1 of 5 lines"
         await page.run("search.value = ''; search.dispatchEvent(new Event('input'))")
         await page.run("document.querySelector('[data-sort=ids]').click()")
         await page.run("document.querySelector('[data-sort=ids]').click()")
-        await wait_for(page, IDS, ["other", "line-3", "line-2", "line-1", "line-0"])
+        await page.wait_for(IDS, ["other", "line-3", "line-2", "line-1", "line-0"])
         await page.run("document.getElementById('filter-group').value = '1'")
         await page.run(
             "document.getElementById('filter-group').dispatchEvent(new Event('change', {bubbles: true}))"
         )
-        await wait_for(page, IDS, ["line-3", "line-1"])
+        await page.wait_for(IDS, ["line-3", "line-1"])
         assert page.errors == []
 
 
@@ -113,12 +113,12 @@ async def test_addresses_and_both_answers(tmp_path: Path) -> None:
     runs = read_runs([first.paths.out, second.paths.out])
     async with open_report(runs, tmp_path, "#line/line-2") as page:
         heads = "[...document.querySelectorAll('.answer-of h3')].map(each => each.textContent)"
-        await wait_for(page, heads, ["✓ a/job right, 1", "✗ b/job wrong, 0"])
+        await page.wait_for(heads, ["✓ a/job right, 1", "✗ b/job wrong, 0"])
         await page.run("document.getElementById('next').click()")
         assert await page.run("location.hash") == "#line/line-3"
         await page.run("document.querySelector('#states input[value=flip]').click()")
         await page.run("location.hash = '#line/line-0'")
-        await wait_for(page, "document.querySelector('.detail-id').textContent", "line-0")
+        await page.wait_for("document.querySelector('.detail-id').textContent", "line-0")
         assert await page.run("document.getElementById('count').textContent") == "4 lines", (
             "no filter hides it"
         )
@@ -130,7 +130,7 @@ async def test_only_rows_that_can_be_seen_are_in_the_page(tmp_path: Path) -> Non
         table = "document.getElementById('table')"
         assert await page.run("document.querySelectorAll('.row').length") < 60
         await page.run(f"{table}.scrollTop = {table}.scrollHeight")
-        await wait_for(page, f"{IDS}.includes('line-699')", True)
+        await page.wait_for(f"{IDS}.includes('line-699')", True)
         assert await page.run("document.querySelectorAll('.row').length") < 60
         paper = "getComputedStyle(document.body).backgroundColor"
         light = await page.run(paper)
@@ -161,7 +161,7 @@ async def test_a_transcript_with_its_tool_calls_folded(tmp_path: Path) -> None:
     bench = await run_changed(tmp_path, chats(1), add_transcript)
     async with open_report(read_runs([bench.job]), tmp_path, "#line/line-0") as page:
         roles = "[...document.querySelectorAll('.transcript .message > .role')].map(each => each.textContent)"
-        await wait_for(page, roles, ["assistant", "tool", "user", "assistant"])  # the prompt is shown above
+        await page.wait_for(roles, ["assistant", "tool", "user", "assistant"])  # the prompt is shown above
         folds = "[...document.querySelectorAll('.transcript details')]"
         titles = await page.run(f"{folds}.map(each => each.firstChild.firstChild.textContent)")
         assert titles == ["Reasoning ", f"Call {HOSTILE[1]} ", f"Result of {HOSTILE[1]} "]
@@ -175,7 +175,7 @@ async def test_a_transcript_with_its_tool_calls_folded(tmp_path: Path) -> None:
         audio = "document.querySelector('.transcript audio').src"
         assert await page.run(audio) == "data:audio/wav;base64,UklGRgAAAABXQVZF"
         await page.run("search.value = 'onerror'; search.dispatchEvent(new Event('input'))")
-        await wait_for(page, IDS, ["line-0"])
+        await page.wait_for(IDS, ["line-0"])
         assert await page.run("window.injected") is None
         assert not any("Content Security Policy" in each for each in page.errors)
 
@@ -192,11 +192,11 @@ async def test_differences_are_marked(tmp_path: Path) -> None:
             "[...document.querySelectorAll('.answer-of')].map(each =>"
             " [...each.querySelectorAll('mark')].map(mark => mark.textContent).join('|'))"
         )
-        await wait_for(page, f"{marks}.length", 2)
+        await page.wait_for(f"{marks}.length", 2)
         left, right = await page.run(marks)
         assert left.startswith("0") and right == "it again, 0"
         await page.press("d")
-        await wait_for(page, marks, ["", ""])
+        await page.wait_for(marks, ["", ""])
         assert await page.run("differences.ariaPressed") == "false"
 
 

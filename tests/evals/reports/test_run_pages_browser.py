@@ -15,7 +15,7 @@ from mlxrun.server.app import make_app
 from mlxrun.server.endpoints import runs
 from mlxrun.server.lifecycle import listen
 from tests.helpers.batch_fakes import chats
-from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page, wait_for
+from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page
 from tests.helpers.report_jobs import hostile_lines, run_lines, write_suite
 from tests.helpers.server_fakes import server_config
 
@@ -52,24 +52,24 @@ AWAKE = "document.dispatchEvent(new Event('visibilitychange'))"
 async def test_the_index_is_live_and_keeps_what_is_chosen(tmp_path: Path) -> None:
     await run_lines(tmp_path / "a", chats(2))
     async with open_runs(tmp_path) as page:
-        await wait_for(page, NAMES, ["a/job.out.jsonl"])
+        await page.wait_for(NAMES, ["a/job.out.jsonl"])
         assert await page.run("document.getElementById('compare').disabled") is True
         await page.press("j")
         await page.press("x")
         assert await page.run("document.querySelector('.runs input').checked") is True
         await run_lines(tmp_path / "b", chats(2))
         await page.run(AWAKE)
-        await wait_for(page, NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])
+        await page.wait_for(NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])
         chosen = "[...document.querySelectorAll('.runs :checked')].map(each => each.value)"
         assert await page.run(chosen) == ["a/job.out.jsonl"]
         assert await page.run("document.activeElement.textContent") == "a/job.out.jsonl"
         await page.press("/")
         await page.press("b")
-        await wait_for(page, NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])  # "job" has a b
+        await page.wait_for(NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])  # "job" has a b
         await page.press("Escape")
         await page.press("x")
         await page.run("document.getElementById('compare').click()")
-        await wait_for(page, IDS, ["line-0", "line-1"])
+        await page.wait_for(IDS, ["line-0", "line-1"])
         assert await page.run("document.querySelectorAll('#difference').length") == 1
         assert "All runs" in await page.run("document.querySelector('.top').textContent")
 
@@ -79,31 +79,31 @@ async def test_a_report_goes_on_with_its_run(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, [*chats(3), *hostile_lines()])
     await bench.run(fresh=True, limit=2)
     async with open_runs(tmp_path, "?run=job.out.jsonl#line/line-1") as page:
-        await wait_for(page, IDS, ["line-0", "line-1"])
+        await page.wait_for(IDS, ["line-0", "line-1"])
         await page.run("document.querySelector('[data-sort=ids]').click()")
         await page.run("document.querySelector('[data-sort=ids]').click()")
         await page.run("search.value = 'say'; search.dispatchEvent(new Event('input'))")
-        await wait_for(page, IDS, ["line-1", "line-0"])
+        await page.wait_for(IDS, ["line-1", "line-0"])
         await bench.run()
         await page.run(AWAKE)
-        await wait_for(page, IDS, ["line-2", "line-1", "line-0"])
+        await page.wait_for(IDS, ["line-2", "line-1", "line-0"])
         assert await page.run("document.querySelector('.detail-id').textContent") == "line-1"
         assert await page.run("document.querySelector('[aria-selected=true] .id').textContent") == "line-1"
         assert await page.run("document.querySelector('#states input').parentElement.textContent") == "all 11"
         assert "11 lines" in await page.run("document.querySelector('.lead').textContent")
         await page.run("document.querySelector('#close').click()")
         await page.run("search.value = ''; search.dispatchEvent(new Event('input'))")
-        await wait_for(page, "document.getElementById('count').textContent", "11 lines")
+        await page.wait_for("document.getElementById('count').textContent", "11 lines")
         assert await page.run("window.injected") is None
 
 
 async def test_a_browser_sends_the_key_by_itself(tmp_path: Path) -> None:
     await run_lines(tmp_path / "a", chats(1))
     async with open_runs(tmp_path, api_keys={"alice": KEY}) as page:
-        await wait_for(page, NAMES, ["a/job.out.jsonl"])
+        await page.wait_for(NAMES, ["a/job.out.jsonl"])
         await run_lines(tmp_path / "b", chats(1))
         await page.run(AWAKE)
-        await wait_for(page, NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])
+        await page.wait_for(NAMES, ["b/job.out.jsonl", "a/job.out.jsonl"])
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -14,6 +14,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.batch_fakes import by_id, read
+from tests.helpers.raw_clients import until
 from tests.helpers.suite_bench import SuiteBench
 from tests.helpers.suite_files import write_suite
 
@@ -207,8 +208,7 @@ async def test_cells_that_left_the_suite_are_not_listed(bench: SuiteBench) -> No
 async def test_a_signal_between_two_lines(bench: SuiteBench) -> None:
     bench.pause = 0.05
     task = asyncio.create_task(bench.run())
-    while not task.done() and (not bench.clients or not bench.clients[0].busy):
-        await asyncio.sleep(0.01)
+    await until(lambda: task.done() or (bench.clients and bench.clients[0].busy))
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(Interrupted):
         await task

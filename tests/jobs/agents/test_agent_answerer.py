@@ -22,6 +22,7 @@ from tests.helpers.agent_bench import (
     write_tools,
 )
 from tests.helpers.batch_fakes import by_id, chat, read, write_job
+from tests.helpers.raw_clients import until
 from tests.helpers.tokenizers import FakeModelInfo
 from tests.jobs.agents.test_turn_journal import keep_turns
 
@@ -304,8 +305,7 @@ async def test_a_stopped_job_kills_the_tool_that_runs(tmp_path: Path) -> None:
     calls = tmp_path / "tools.py.calls"
 
     async def stop() -> None:
-        while not calls.exists() or calls.read_text() != "2\n3\n":
-            await asyncio.sleep(0.01)
+        await until(lambda: calls.exists() and calls.read_text() == "2\n3\n")
         bench.stop.request()
 
     with pytest.raises(Interrupted):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from mlxrun.config.settings import (
 from mlxrun.jobs.lines.job_file import CHAT, JobLine
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings, find_local_images
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
+from tests.helpers.command_processes import run_program
 from tests.helpers.model_fixtures import Zoo
 
 Change = Callable[[Config], Config]
@@ -213,7 +213,7 @@ def test_the_jobs_reach_their_scores(tmp_path: Path, job: str, least: float, lin
     path, out = Path(__file__).parents[3] / "jobs" / f"{job}.jsonl", tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(path), "-o", str(out)]
     command += ["--limit", str(limit)]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    ran = run_program(command, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     wanted = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(wanted) >= lines and len(out.read_text().splitlines()) == min(len(wanted), limit)

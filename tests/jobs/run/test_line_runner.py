@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mlxrun.core.errors import EngineDead, JobError
-from mlxrun.jobs.run.line_runner import LOAD_LINES, UPDATE_EVERY
+from mlxrun.jobs.run.line_runner import LOAD_LINES, UPDATE_EVERY, LineRunner
 from mlxrun.jobs.run.progress import ProgressView
 from mlxrun.jobs.scoring.answer_values import SearchTimer
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.raw_clients import until
 
 
@@ -52,6 +55,21 @@ async def test_transient_errors_are_tried_again_and_others_not(tmp_path: Path) -
         "BUG": 500,
     }
     assert errors["BUG"]["error"]["message"] == "internal error (KeyError)"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_the_thread_of_commits_ends_with_a_run_that_fails(turns: int) -> None:
+    """Also if a commit is due at that moment. The run would wait for it for ever."""
+    nothing: Any = SimpleNamespace(commit=lambda: None)
+    runner = LineRunner(nothing, nothing, nothing, nothing, nothing, nothing)
+    committing = asyncio.create_task(runner._commit_regularly())
+    await asyncio.sleep(0.05)
+    runner._commit_due.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait((committing,), timeout=PATIENCE)
+    assert committing.cancelled()
 
 
 async def test_a_dead_engine_ends_the_run_and_the_job_can_go_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from mlxrun.jobs.scoring.line_scores import run_scorers
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
+from tests.helpers.raw_clients import until
 from tests.helpers.scorer_bombs import is_running, list_scorers
 
 
@@ -19,8 +20,7 @@ async def test_cancelling_kills_the_process() -> None:
     (pid,) = [child._process.pid for child in pool._idle]
     assert pid in list_scorers(os.getpid())
     task, before = asyncio.create_task(run_scorers(pool.call, "time:sleep", 500)), time.monotonic()
-    while pool._idle:
-        await asyncio.sleep(0.01)
+    await until(lambda: not pool._idle)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -20,6 +20,7 @@ import pytest
 from mlxrun.core import child_memory
 from mlxrun.jobs.scoring import scorer_process
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
+from tests.helpers.command_processes import PATIENCE, run_program, start_program, wait_until
 
 LIMITS = ScorerLimits(30.0, 1_000_000_000)
 
@@ -33,15 +34,8 @@ def pool() -> Iterator[ScorerPool]:
 
 def has_ended(pid: int) -> bool:
     """Whether a process is gone, or a zombie that nobody has waited for."""
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    found = run_program(["ps", "-o", "stat=", "-p", str(pid)])
     return not found.stdout.strip() or found.stdout.startswith("Z")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_child_is_kept(pool: ScorerPool) -> None:
@@ -64,7 +58,7 @@ def test_as_many_children_as_calls(pool: ScorerPool) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     assert len(pool._idle) <= 3 and len(found) == 3
 
 
@@ -196,7 +190,7 @@ def test_what_a_child_starts_in_another_session_ends_with_it(tmp_path: Path, exi
 def test_it_ends_with_the_parent_too(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     code = CODE.replace("print(", f"pool.call('builtins:exec', {DAEMON.format(path=str(path))!r})\nprint(")
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with start_program([sys.executable, "-c", code]) as parent:
         pid = read_pid(path)
         parent.send_signal(signal.SIGKILL)
     wait_until(lambda: has_ended(pid))
@@ -204,10 +198,7 @@ def test_it_ends_with_the_parent_too(tmp_path: Path) -> None:
 
 def test_an_interrupt_kills_the_child() -> None:
     """Ctrl-C is raised where the main thread waits, and the process itself goes on."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED_CODE], stdin=pipe, stdout=pipe, text=True
-    ) as parent:
+    with start_program([sys.executable, "-c", INTERRUPTED_CODE], stdin=subprocess.PIPE) as parent:
         assert parent.stdout is not None and parent.stdin is not None
         pid = int(parent.stdout.readline())
         time.sleep(0.3)
@@ -220,10 +211,11 @@ def test_an_interrupt_kills_the_child() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(number: int) -> None:
     """However that ends, and also while it is busy."""
-    with subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True) as parent:
+    with start_program([sys.executable, "-c", CODE]) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(number)
+        assert parent.wait(PATIENCE) == -number
     wait_until(lambda: has_ended(pid))
 
 
@@ -235,7 +227,7 @@ def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool) -> None:
     request = b'["time:sleep", [600]]'
     child._socket.sendall(scorer_process.HEAD.pack(0.5, len(request)) + request)
     wait_until(lambda: has_ended(pid))
-    assert child._process.wait() == -signal.SIGALRM
+    assert child._process.wait(PATIENCE) == -signal.SIGALRM
     assert pool.call("os:getpid") != pid  # it is not the next call that has taken too long
 
 
@@ -268,7 +260,7 @@ LIMIT, SUSPENDED = 2.0, 3.2  # seconds: longer than the child's alarm, which rin
 
 
 def is_suspended(pid: int) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    found = run_program(["ps", "-o", "stat=", "-p", str(pid)])
     return found.stdout.startswith("T")
 
 
@@ -283,9 +275,7 @@ def test_suspended_time_does_not_count(tmp_path: Path, monkeypatch: pytest.Monke
             """A process, its child, and which of them are suspended."""
             code = SUSPENDED_CODE.format(twin=twin, whole=whole, limit=LIMIT)
             command = [sys.executable, "-c", code]
-            made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-            process: Any = opened.enter_context(made)
-            opened.callback(process.kill)
+            process: Any = opened.enter_context(start_program(command, cwd=tmp_path))
             child = int(process.stdout.readline())
             return process, child, [process.pid, child] if whole else [process.pid]
 

@@ -16,6 +16,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+from tests.helpers.command_processes import PATIENCE, run_program
 from tests.metal.emulator.errors import EmulatorError
 
 SOURCES = Path(__file__).parent
@@ -37,7 +38,7 @@ def find_compiler() -> str | None:
         return None
     for name in ("clang++-19", "clang++"):
         if path := shutil.which(name):
-            version = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout
+            version = run_program([path, "-dumpversion"]).stdout
             if version.split(".")[0].isdigit() and int(version.split(".")[0]) >= OLDEST:
                 return path
     return None
@@ -80,7 +81,7 @@ def _make_once(text: str, arguments: tuple[str, ...]) -> Path:
         made = Path(folder, "made")
         output = [str(made)] if arguments[-1] == "-o" else []
         command = [str(find_compiler()), *FLAGS, f"-I{SOURCES}", *arguments, *output]
-        run = subprocess.run(command, input=text, capture_output=True, text=True)
+        run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
         if run.returncode:
             made.write_text(f"clang++ refuses the kernel:\n{run.stderr[:4000]}")
             os.replace(made, failed)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
+from tests.helpers.command_processes import PATIENCE
 from tests.metal.emulator.compiler import check_spaces, compile_program
 from tests.metal.emulator.errors import EmulatorError
 from tests.metal.emulator.kernel_text import Program, make_program, write_metal
@@ -88,7 +89,9 @@ class EmulatedKernel:
 
     def _run(self, path: Path, folder: str, sizes: tuple[int, ...]) -> tuple[int, int, int]:
         options = (ORDERS.index(self._emulator.order), int(self._emulator.guard == "end"), *sizes)
-        run = subprocess.run([path, folder, *map(str, options)], capture_output=True, text=True)
+        run = subprocess.run(
+            [path, folder, *map(str, options)], capture_output=True, text=True, timeout=PATIENCE
+        )
         if run.returncode:
             raise EmulatorError(f"{self._given['name']}: {run.stderr.strip() or f'exit {run.returncode}'}")
         memory, exchanges, barriers = map(int, run.stdout.split())

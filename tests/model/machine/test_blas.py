@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.machine import blas
+from tests.helpers.command_processes import run_program
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux for the libraries of a process")
@@ -22,7 +22,7 @@ def test_openblas_is_loaded_before_mlx_and_never_after(monkeypatch: pytest.Monke
         "assert 'mlx.core' not in sys.modules; before = find_loaded_blas(); import mlx.core\n"
         "assert load_blas() is None; assert find_loaded_blas() == before; print(before is not None)"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = run_program([sys.executable, "-c", code], check=True)
     monkeypatch.delitem(sys.modules, "mlx.core")
     assert out.stdout.strip() == str(blas.load_blas() is not None)
 

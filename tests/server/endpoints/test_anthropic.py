@@ -28,6 +28,7 @@ from mlxrun.server.endpoints.anthropic import SURFACE
 from mlxrun.server.http.json_bodies import encode_json
 from tests.helpers.anthropic_api import ADD, TOOL_MODEL_INFO, USER, body, user
 from tests.helpers.anthropic_bodies import BILLING, FIELDS, SEEDS, VALUE, claude_code, nodes
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Reply, Script, Serving, make_script, run_server, server_config
 
 Json = dict[str, Any]
@@ -297,8 +298,7 @@ async def test_a_client_that_goes_away(stream: bool) -> None:
     gate = asyncio.Event()
     async with run_server(script=make_script("Hello", gate.wait, " again")) as s:
         task = asyncio.create_task(ask(s, body(stream=stream)))
-        while not s.engine.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: s.engine.requests)
         task.cancel()
         await asyncio.wait([task])
         await s.settle()

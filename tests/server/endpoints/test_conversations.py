@@ -9,6 +9,7 @@ import pytest
 
 from mlxrun.core.errors import EngineDead
 from mlxrun.server.responses.response_runs import RESPONSES
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
 
 URL = "/v1/conversations"
@@ -141,8 +142,7 @@ async def test_a_conversation_is_locked_while_a_response_runs() -> None:
         name, other = await create(s, user("a")), await create(s)
         body = {"input": "b", "conversation": name}
         asking = asyncio.create_task(s.post(RESPONSES_URL, body))
-        while not s.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: s.engine.requests)
         path = f"{URL}/{name}"
         for reply in (
             await s.post(RESPONSES_URL, body),
@@ -164,8 +164,7 @@ async def test_a_disconnected_client_leaves_no_lock() -> None:
     async with run_server(script=make_script(never.wait)) as s:
         name = await create(s, user("a"))
         asking = asyncio.create_task(s.post(RESPONSES_URL, {"input": "b", "conversation": name}))
-        while not s.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: s.engine.requests)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await s.settle()

@@ -18,6 +18,7 @@ from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import ServerSetup
+from tests.helpers.raw_clients import until
 
 
 @pytest.fixture
@@ -219,8 +220,7 @@ async def test_an_interrupted_upload(place: ServerSetup) -> None:
 
     async def half() -> AsyncIterator[bytes]:
         yield b"x" * 3_000_000
-        while not in_folder(place):
-            await asyncio.sleep(0.01)
+        await until(lambda: in_folder(place))
         raise ConnectionError("pulled the plug")
 
     async with place.run() as site:

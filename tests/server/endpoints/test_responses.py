@@ -26,6 +26,7 @@ from mlxrun.core.errors import EngineDead, Overloaded
 from mlxrun.core.request import FinishReason
 from mlxrun.server.responses import response_runs
 from mlxrun.server.responses.response_runs import RESPONSES
+from tests.helpers.raw_clients import until
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
 from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
@@ -380,8 +381,7 @@ async def test_cancelling_a_response_that_is_not_streamed() -> None:
     async with run_server(script=make_script("half", never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi"}))
         running = s.app[RESPONSES].running
-        while not s.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: s.engine.requests)
         cancelled = await s.post(f"{URL}/{next(iter(running))}/cancel", {})
         assert cancelled.json == (await asking).json
         assert cancelled.json["status"] == "cancelled"
@@ -407,8 +407,7 @@ async def test_a_disconnected_client_leaves_nothing(
     never = asyncio.Event()
     async with run_server(script=make_script(*script, never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi", "stream": streaming}))
-        while not s.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: s.engine.requests)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await s.settle()

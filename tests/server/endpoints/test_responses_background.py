@@ -15,6 +15,7 @@ from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.endpoints import responses
 from mlxrun.server.lifecycle import drain
 from mlxrun.server.responses.response_runs import RESPONSES
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Reply, Serving, make_script, parse_events, run_server, server_config
 
 URL = "/v1/responses"
@@ -109,8 +110,7 @@ async def test_a_client_that_vanishes_ends_nothing() -> None:
     go = asyncio.Event()
     async with run_server(script=make_script("Hel", go.wait, "lo")) as s:
         asking = asyncio.create_task(s.post(URL, {**BODY, "stream": True}))
-        while not s.app[RESPONSES].running:
-            await asyncio.sleep(0)
+        await until(lambda: s.app[RESPONSES].running)
         name = next(iter(s.app[RESPONSES].running))
         following = asyncio.create_task(s.get(f"{URL}/{name}?stream=true"))
         await asyncio.sleep(0.05)
@@ -130,8 +130,7 @@ async def test_a_client_that_vanishes_at_once_ends_nothing(monkeypatch: pytest.M
     go = asyncio.Event()
     async with run_server(script=make_script(go.wait, "lo")) as s:
         asking = asyncio.create_task(s.post(URL, BODY))
-        while not s.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: s.engine.requests)
         name = next(iter(s.app[RESPONSES].running))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 
 from mlxrun.config.settings import Config, MediaSettings, ModelSettings
+from mlxrun.core.request import TokenEvent
+from mlxrun.engine.workloads.transcription import TranscriptionSteps
 from tests.helpers.audio_files import make_wav
+from tests.helpers.command_processes import PATIENCE, wait_until
 from tests.helpers.served_model import ModelServer, run_model_server
 from tests.helpers.whisper_models import RATE, make_speech, write_whisper
 
@@ -174,18 +178,32 @@ def test_lists_and_status_know_it(server: ModelServer) -> None:
     assert found == {"running": 0, "waiting": 0, "finished": before + 1}
 
 
-def test_a_client_that_leaves_ends_its_transcript(server: ModelServer) -> None:
-    before = read(server, "/v1/status")["transcription"]["finished"]
+def test_a_client_that_leaves_ends_its_transcript(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves after the first of three windows, before which the others are not computed."""
+    has_left, begun, step = threading.Event(), itertools.count(), TranscriptionSteps.step
+
+    def step_on(steps: TranscriptionSteps) -> list[TokenEvent]:
+        assert next(begun) == 0 or has_left.wait(PATIENCE)
+        return step(steps)
+
+    def read_counts() -> dict[str, int]:
+        counts: dict[str, int] = read(server, "/v1/status")["transcription"]
+        return counts
+
+    monkeypatch.setattr(TranscriptionSteps, "step", step_on)
+    before = read_counts()["finished"]
     data, kind = make_form([("stream", "true")], make_sound(65))
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
         client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        while read(server, "/v1/status")["transcription"]["running"] == 0:
-            time.sleep(0.01)
-    while (found := read(server, "/v1/status")["transcription"])["running"]:
-        time.sleep(0.01)
-    assert found["finished"] == before
+        wait_until(lambda: read_counts()["running"] == 1)
+    wait_until(lambda: not len(server.live))
+    has_left.set()
+    wait_until(lambda: read_counts()["running"] == 0)
+    assert read_counts()["finished"] == before
 
 
 def test_values_of_lists_are_limited(server: ModelServer) -> None:

@@ -19,7 +19,7 @@ from mlxrun.core.errors import InternalError
 from mlxrun.engine.client import EngineClient
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import ServerSetup
-from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page, wait_for
+from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page
 from tests.helpers.fake_models import FakeModels, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
@@ -62,7 +62,7 @@ async def open_ui(
 
 async def send(page: BrowserPage, text: str) -> None:
     """Type a question, and press Enter."""
-    await wait_for(page, "document.getElementById('model').disabled", False)
+    await page.wait_for("document.getElementById('model').disabled", False)
     await page.run(f"document.getElementById('prompt').value = {json.dumps(text)}")
     await page.run("document.getElementById('prompt').focus()")
     await page.press("Enter")
@@ -86,12 +86,12 @@ async def click(page: BrowserPage, label: str) -> None:
 
 async def wait_until_loaded(page: BrowserPage) -> None:
     """The models are listed, and the page of the server is drawn if it is shown."""
-    await wait_for(page, "document.getElementById('model').disabled", False)
+    await page.wait_for("document.getElementById('model').disabled", False)
 
 
 async def show(page: BrowserPage, view: str) -> None:
     await page.run(f"location.hash = '#{view}'")
-    await wait_for(page, f"document.getElementById('{view}-view').checkVisibility()", True)
+    await page.wait_for(f"document.getElementById('{view}-view').checkVisibility()", True)
 
 
 async def test_a_chat_with_the_built_in_model() -> None:
@@ -102,14 +102,14 @@ async def test_a_chat_with_the_built_in_model() -> None:
     try:
         async with run_server(engine=client, model_info=host) as s, open_ui(s.url) as page:
             await send(page, "What is 12 + 30?")
-            await wait_for(page, IS_DONE, 1)
+            await page.wait_for(IS_DONE, 1)
             assert await page.run(ANSWERS) == ["42"]
             assert await page.run("document.getElementById('spoken').textContent") == "42"
             await send(page, "What is 2 + 3?")
-            await wait_for(page, IS_DONE, 2)
+            await page.wait_for(IS_DONE, 2)
             assert (await page.run(ANSWERS))[1] != ""
             await show(page, "server")
-            await wait_for(page, "document.querySelector('#check-lead').textContent.includes('passed')", True)
+            await page.wait_for("document.querySelector('#check-lead').textContent.includes('passed')", True)
             assert await page.run("document.querySelector('#model-facts dd').textContent") == "embedded"
             tokens = (await s.get("/v1/status")).json["tokens"]
             assert tokens["prefilled"] > 30 and tokens["generated"] >= 3
@@ -121,11 +121,11 @@ async def test_an_answer_grows_and_can_be_stopped_and_asked_for_again() -> None:
     forever = asyncio.Event()
     async with run_server(script=make_script("Hello", forever.wait)) as s, open_ui(s.url) as page:
         await send(page, "hi")
-        await wait_for(page, ANSWERS, ["Hello"])
+        await page.wait_for(ANSWERS, ["Hello"])
         assert await page.run("document.querySelector('.answer').ariaBusy") == "true"
         assert not await page.run("document.getElementById('send').checkVisibility()")
         await click(page, "Stop")
-        await wait_for(page, IS_DONE, 1)
+        await page.wait_for(IS_DONE, 1)
         await s.settle()
         assert len(s.engine.aborted) == 1 and "stopped" in await page.run(
             "document.querySelector('.foot').textContent"
@@ -133,7 +133,7 @@ async def test_an_answer_grows_and_can_be_stopped_and_asked_for_again() -> None:
         await page.press("Escape")
         s.engine.script = make_script("Good ", "day")
         await click(page, "Regenerate")
-        await wait_for(page, ANSWERS, ["Good day"])
+        await page.wait_for(ANSWERS, ["Good day"])
         assert [len(each.prompt) for each in s.engine.requests] == [len(s.engine.requests[0].prompt)] * 2
         await click(page, "New chat")
         assert await page.run(ANSWERS) == []
@@ -151,20 +151,20 @@ async def test_what_the_model_gets() -> None:
         await page.run("document.getElementById('temperature').value = '0.5'")
         await page.run("document.getElementById('max-tokens').value = '9'")
         await send(page, "first")
-        await wait_for(page, IS_DONE, 1)
+        await page.wait_for(IS_DONE, 1)
         s.engine.script = make_script(InternalError("it broke", ValueError("x")))
         await send(page, "second")
-        await wait_for(page, IS_DONE, 2)
-        await wait_for(page, "document.querySelectorAll('.answer .notice').length", 1)
+        await page.wait_for(IS_DONE, 2)
+        await page.wait_for("document.querySelectorAll('.answer .notice').length", 1)
         drop = (
             "const given = new DataTransfer(); given.items.add(new File([new Uint8Array([1, 2])], 'a.png',"
             " {type: 'image/png'})); document.getElementById('chat-view').dispatchEvent(new DragEvent('drop',"
             " {dataTransfer: given, bubbles: true, cancelable: true}))"
         )
         await page.run(f"(() => {{ {drop} }})()")
-        await wait_for(page, "document.querySelectorAll('#files img').length", 1)
+        await page.wait_for("document.querySelectorAll('#files img').length", 1)
         await send(page, "third")
-        await wait_for(page, IS_DONE, 3)
+        await page.wait_for(IS_DONE, 3)
         bodies = [json.loads(each) for each in await page.run("bodies")]
         page.errors.clear()  # the server's two errors, and the image that is none
     assert {(each["temperature"], each["max_tokens"], each["stream"]) for each in bodies} == {(0.5, 9, True)}
@@ -180,7 +180,7 @@ async def test_what_the_model_gets() -> None:
 async def test_hostile_answers_make_no_element() -> None:
     async with run_server(script=make_script(HOSTILE)) as s, open_ui(s.url) as page:
         await send(page, HOSTILE)
-        await wait_for(page, IS_DONE, 1)
+        await page.wait_for(IS_DONE, 1)
         assert await page.run("window.injected") is None
         made = "[...document.querySelectorAll('#messages :is(script, img, iframe, svg, style, b, i)')].length"
         assert await page.run(made) == 0
@@ -245,7 +245,7 @@ async def test_reasoning_is_folded() -> None:
     formats = choose_formats(None, [], reasoning="qwen3")
     async with run_server(script=script, formats=formats) as s, open_ui(s.url) as page:
         await send(page, "why")
-        await wait_for(page, IS_DONE, 1)
+        await page.wait_for(IS_DONE, 1)
         assert await page.run("document.querySelector('.reasoning .markdown').textContent") == "because"
         assert not await page.run("document.querySelector('.reasoning').open")
         assert await page.run(ANSWERS) == ["done"]
@@ -255,17 +255,17 @@ async def test_a_key_is_asked_for_and_kept_for_the_tab() -> None:
     config = server_config(api_keys={"alice": KEY})
     async with run_server(config) as s, open_ui(s.url, refused=(401,)) as page:
         is_open = "document.getElementById('key-dialog').open"
-        await wait_for(page, is_open, True)
+        await page.wait_for(is_open, True)
         reason = "document.getElementById('key-reason').textContent"
         assert await page.run(reason) == "This server needs a key."
         for key in ("wrong-key", KEY):
             await page.run(f"document.getElementById('key').value = {json.dumps(key)}")
             await click(page, "Use")
             if key != KEY:
-                await wait_for(page, reason, "the API key is not valid")
-                await wait_for(page, is_open, True)
+                await page.wait_for(reason, "the API key is not valid")
+                await page.wait_for(is_open, True)
         await send(page, "hi")
-        await wait_for(page, ANSWERS, ["Hello world!"])
+        await page.wait_for(ANSWERS, ["Hello world!"])
         assert await page.run("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
 
 
@@ -277,10 +277,10 @@ async def test_live_requests_can_be_cancelled() -> None:
         await until(lambda: s.live.get("victim"))
         await show(page, "server")
         rows = "[...document.querySelectorAll('#request-table tbody th')].map(each => each.textContent)"
-        await wait_for(page, rows, ["victim"])
+        await page.wait_for(rows, ["victim"])
         await click(page, "Cancel victim")
         assert (await running).status == 499
-        await wait_for(page, rows, [])
+        await page.wait_for(rows, [])
 
 
 async def test_models_are_loaded_and_unloaded() -> None:
@@ -291,23 +291,23 @@ async def test_models_are_loaded_and_unloaded() -> None:
             "[...document.querySelectorAll('#model-table tbody tr')].map(row => row.children[1].textContent)"
         )
         await show(page, "server")
-        await wait_for(page, rows, ["unloaded", "unloaded", "ready"])
+        await page.wait_for(rows, ["unloaded", "unloaded", "ready"])
         heads = "[...document.querySelectorAll('#model-table thead th')].map(each => each.textContent)"
         assert "Limit" in await page.run(heads)
         await click(page, "Load a")
-        await wait_for(page, rows, ["ready", "unloaded", "ready"])
+        await page.wait_for(rows, ["ready", "unloaded", "ready"])
         assert front.pool.slots[0].loads == 1
         labels = "[...document.querySelectorAll('#model-table button')].filter(each => !each.hidden)"
         assert await page.run(f"{labels}.map(each => each.ariaLabel)") == ["Unload a", "Load b"]
         await click(page, "Load b")
         notice = "document.getElementById('server-notice').textContent"
-        await wait_for(page, f"{notice}.includes('its files are broken')", True)
-        await wait_for(page, f"{rows}[1].includes('its files are broken')", True)
+        await page.wait_for(f"{notice}.includes('its files are broken')", True)
+        await page.wait_for(f"{rows}[1].includes('its files are broken')", True)
         assert "its files are broken" in await page.run(notice)
         if AXE.is_file():
             assert await find_violations(page) == []
         await click(page, "Unload a")
-        await wait_for(page, f"{rows}[0]", "unloaded")
+        await page.wait_for(f"{rows}[0]", "unloaded")
         assert await page.run(notice) == ""
 
 
@@ -315,7 +315,7 @@ async def test_batches_and_their_files(tmp_path: Path) -> None:
     setup = ServerSetup(tmp_path)  # its model is never attached: its list is a 404
     async with setup.run() as site, open_ui(site.url.rstrip("/"), refused=(404,)) as page:
         await show(page, "batches")
-        await wait_for(page, "document.getElementById('batches-content').hidden", False)
+        await page.wait_for("document.getElementById('batches-content').hidden", False)
         lines = "\n".join(map(json.dumps, chats(3)))
         for text in ("no JSON", lines):
             give = (
@@ -327,15 +327,15 @@ async def test_batches_and_their_files(tmp_path: Path) -> None:
             await click(page, "Start")
             if text != lines:
                 notice = "document.getElementById('batches-notice').textContent.includes('the first line')"
-                await wait_for(page, notice, True)
+                await page.wait_for(notice, True)
         cells = "[...document.querySelectorAll('#batch-table tbody td')].map(each => each.textContent)"
-        await wait_for(page, f"{cells}.slice(1, 3)", ["completed", "3 of 3"])
+        await page.wait_for(f"{cells}.slice(1, 3)", ["completed", "3 of 3"])
         files = "[...document.querySelectorAll('#file-table tbody tr')].length"
-        await wait_for(page, files, 2)
+        await page.wait_for(files, 2)
         batch = (await site.send("GET", "/v1/batches"))["data"][0]["id"]
         await click(page, f"Output of {batch}")
         await click(page, f"Delete {batch}")
-        await wait_for(page, "document.querySelectorAll('#batch-table tbody tr').length", 0)
+        await page.wait_for("document.querySelectorAll('#batch-table tbody tr').length", 0)
         assert (await site.send("GET", "/v1/batches"))["data"] == []
 
 
@@ -348,7 +348,7 @@ async def open_full_page() -> AsyncIterator[tuple[Serving, BrowserPage]]:
     # There are no batches here.
     async with run_server(script=make_script(text)) as s, open_ui(s.url, refused=(404, 503)) as page:
         await send(page, "tell me " + "w" * 120)
-        await wait_for(page, IS_DONE, 1)
+        await page.wait_for(IS_DONE, 1)
         s.engine.script = make_script("a", forever.wait)
         body = {"messages": [{"role": "user", "content": "x"}]}
         running = asyncio.create_task(s.post("/v1/chat/completions", body))
@@ -372,7 +372,7 @@ async def test_narrow_and_wide_light_and_dark(tmp_path: Path) -> None:
                 for view in ("chat", "server", "batches"):
                     await show(page, view)
                     if view == "server":
-                        await wait_for(page, "document.querySelectorAll('#request-table tbody tr').length", 1)
+                        await page.wait_for("document.querySelectorAll('#request-table tbody tr').length", 1)
                     wide = await page.run("document.documentElement.scrollWidth - innerWidth")
                     assert wide <= 0, (width, view)
                     log = "(log => log.scrollWidth - log.clientWidth)(document.getElementById('messages'))"
@@ -428,5 +428,5 @@ async def test_axe_finds_nothing(dark: bool) -> None:
             for view in ("chat", "server", "batches"):
                 await show(page, view)
                 if view == "server":
-                    await wait_for(page, "document.querySelectorAll('#request-table tbody tr').length", 1)
+                    await page.wait_for("document.querySelectorAll('#request-table tbody tr').length", 1)
                 assert await find_violations(page) == [], (width, view)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from mlxrun.server.endpoints import admin
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import (
     MINI,
     make_chat_body,
@@ -43,8 +44,7 @@ async def test_the_id_of_a_request_in_flight_is_not_reused() -> None:
         tasks = [
             asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="same")) for _ in range(2)
         ]
-        while len(s.live) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(s.live) == 2)
         gate.set()
         ids = {(await task).headers["x-request-id"] for task in tasks}
         assert len(ids) == 2

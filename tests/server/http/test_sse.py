@@ -50,6 +50,7 @@ async def test_a_slow_reader_does_not_delay_others() -> None:
         ended = False
         while not ended:
             line = await reader.readline()
+            assert line, "the stream was cut"
             if line.startswith(b"data: "):
                 data = json.loads(line[6:])
                 got.append(data["text"])
@@ -141,6 +142,7 @@ async def test_tokens_without_deltas_keep_the_stream_alive_until_it_times_out() 
         async with s.http.post(f"{s.url}/mini", json=make_chat_body(stream=True)) as response:
             text = b""
             while text.count(b": decode ") < 3:
+                assert not response.content.at_eof(), text
                 text += await response.content.readline()
             fire_timers("LiveRequest.fail")
             reply = Reply(response.status, {}, text + await response.read())

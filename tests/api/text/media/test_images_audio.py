@@ -20,6 +20,7 @@ from mlxrun.api.text.media.media_kinds import AUDIO, MediaRef
 from mlxrun.config.media_settings import Audio, AudioSampling, MediaSettings
 from mlxrun.core.errors import MediaError
 from tests.helpers.audio_files import audio_url, make_audio
+from tests.helpers.raw_clients import until
 from tests.helpers.tokenizers import FakeModelInfo
 
 RATE = 16_000
@@ -101,8 +102,7 @@ async def test_few_requests_wait_for_memory_with_samples(monkeypatch: pytest.Mon
             await done.wait()
 
     tasks = [asyncio.create_task(request()) for _ in range(9)]
-    while len(decoded) < 3:
-        await asyncio.sleep(0)
+    await until(lambda: len(decoded) >= 3)
     for _ in range(200):
         await asyncio.sleep(0.001)
     assert len(decoded) == 3  # one that has memory, and two that wait for it

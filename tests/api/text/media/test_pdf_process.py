@@ -17,7 +17,7 @@ from mlxrun.api.text.media.pdf_process import MAX_PAGE_PIXELS, draw_pages, measu
 from mlxrun.core import child_memory
 from mlxrun.core.errors import MediaError
 from mlxrun.core.workers import Lane
-from tests.helpers.command_processes import suspend
+from tests.helpers.command_processes import start_program, suspend
 from tests.helpers.pdf_files import (
     RGB,
     build_pdf,
@@ -187,10 +187,9 @@ TWIN = "processes.GAP = float('inf')"
 def test_a_child_has_its_time_after_a_suspension() -> None:
     """What waits for it was suspended for longer than it may take. The twin counts that time; both are
     suspended at once."""
-    pipe = subprocess.PIPE
     with ExitStack() as opened:
         commands = [[sys.executable, "-c", WAITS.format(twin=each)] for each in ("", TWIN)]
-        started = [subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True) for each in commands]
+        started = [start_program(each, stdin=subprocess.PIPE) for each in commands]
         guard, twin = map(opened.enter_context, started)
         assert guard.stdout is not None and twin.stdout is not None
         assert guard.stdout.readline() == twin.stdout.readline() == "waits\n"

@@ -11,6 +11,7 @@ from mlxrun.api.text.media.recordings import load_recording
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.core.errors import MediaError
 from tests.helpers.audio_files import audio_url, make_tone, make_wav
+from tests.helpers.raw_clients import until
 
 SOUND = make_wav(make_tone(0.25))
 
@@ -42,8 +43,7 @@ async def test_its_memory_counts_within_the_block() -> None:
 
     leave = asyncio.Event()
     first = asyncio.create_task(load("first", leave))
-    while not order:
-        await asyncio.sleep(0.01)
+    await until(lambda: order)
     assert get_image_memory(40_000).used == 24_000
     second = asyncio.create_task(load("second", leave))
     await asyncio.sleep(0.3)

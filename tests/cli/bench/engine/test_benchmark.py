@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from mlxrun.cli.commands.bench import command
 from mlxrun.cli.main import main
 from mlxrun.core.errors import ConfigError, MlxrunError, RequestError
 from mlxrun.core.request import FinishReason, Request, TokenEvent
+from tests.helpers.command_processes import run_program
 
 VOCAB = 100
 
@@ -359,7 +359,7 @@ def test_help_needs_no_mlx() -> None:
         "assert CliRunner().invoke(command, ['engine', '--help']).exit_code == 0\n"
         "print([m for m in ('mlx', 'mlx.core', 'transformers', 'rich') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = run_program([sys.executable, "-c", code], check=True)
     assert out.stdout.strip() == "[]"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from mlxrun.cli.commands.runs import score
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, read, write_job
+from tests.helpers.command_processes import run_program
 
 pytestmark = pytest.mark.thorough
 
@@ -170,7 +170,7 @@ def test_help_teaches_and_loads_nothing() -> None:
         "heavy = {'mlx', 'transformers', 'aiohttp', 'numpy', 'scipy', 'PIL', 'rich'} & set(sys.modules);"
         "sys.exit(code or (f'imports {heavy}' if heavy else 0))"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    found = run_program([sys.executable, "-c", script])
     assert found.returncode == 0, found.stderr
     for word in ("--scorer", "--judge", "def score(answer", "verdict:", "Exit codes:"):
         assert word in found.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import chats
+from tests.helpers.command_processes import PATIENCE, start_program
 from tests.helpers.report_jobs import run_lines
 
 pytestmark = pytest.mark.thorough
@@ -21,10 +21,9 @@ pytestmark = pytest.mark.thorough
 async def test_a_folder_is_served_until_a_signal(tmp_path: Path) -> None:
     await run_lines(tmp_path / "one", chats(2))
     command = (sys.executable, "-m", "mlxrun.cli.main", "view", str(tmp_path), "--port", "0")
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        url = (await process.stdout.readline()).decode().split()[0]
+    with start_program(command) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
         assert url.endswith("/ui/runs") and "://127.0.0.1:" in url
         async with aiohttp.ClientSession() as http:
             async with http.get(url) as response:
@@ -36,10 +35,7 @@ async def test_a_folder_is_served_until_a_signal(tmp_path: Path) -> None:
             async with http.get(url.removesuffix("/runs")) as response:
                 assert response.status == 404, "nothing else is served"
         process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
+        assert process.wait(PATIENCE) == 0
 
 
 def test_what_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
