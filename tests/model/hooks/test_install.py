@@ -26,5 +26,5 @@ def test_the_hooks_of_a_family(zoo: Zoo, family: str, seam: str) -> None:
     """In their order; the second time too, when the library's functions are changed already."""
     for _ in range(2):
         hooks = load_hooks(zoo.text(family))
-        assert list(hooks) == ["linear layers", seam, "drafts"]
+        assert list(hooks) == ["linear layers", "rotary positions", seam, "drafts"]
         assert hooks["linear layers"].places > 5 and hooks[seam].places >= 1
