@@ -119,6 +119,11 @@ def _select_rows(queries: mx.array, rule: LogitRule, start: int, stop: int) -> t
     return queries[start:stop], rule
 
 
+class StepPositions(mx.array):
+    """The positions of a step's new tokens, int32 [rows]. No array of this class is changed in place, so what
+    was made of it can be kept (derived_layers.py)."""
+
+
 class StepCache:
     """One KV or WINDOW layer as the model sees it in a step. Its members are those of the libraries' caches.
 
@@ -129,10 +134,10 @@ class StepCache:
         self._layer = layer
         self._window = window
         self._groups: list[RowGroup] = []
-        self.offset: mx.array = mx.array([], dtype=mx.int32)
+        self.offset = StepPositions([], dtype=mx.int32)
         self._offset = 0
 
-    def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
+    def begin_step(self, groups: list[RowGroup], offsets: StepPositions, longest: int) -> None:
         """Start a step. Every group has advanced; `offsets` are the positions of the new tokens."""
         self._groups, self.offset, self._offset = groups, offsets, longest
 

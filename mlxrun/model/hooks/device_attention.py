@@ -59,9 +59,13 @@ def compute_attention(
 
 
 def _attend_in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
-    logits = _compute_logits(q * (scale * LOG2E), k, mask, LOG2E)
+    """Attention of one query a row. Heads stay folded, as each operation is a node that costs time."""
+    logits = _fold_heads(q * (scale * LOG2E), k.shape[1]) @ k.swapaxes(-1, -2)
+    if mask is not None:
+        unfolded = logits.reshape(*q.shape[:3], -1)
+        logits = _mask_logits(unfolded, mask, LOG2E).reshape(logits.shape)
     weights = mx.power(2.0, logits - logits.max(axis=-1, keepdims=True))
-    return _sum_values(weights, v) / weights.sum(axis=-1, keepdims=True)
+    return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(*q.shape[:3], -1)
 
 
 def _attend_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
@@ -87,14 +91,20 @@ def _iterate_blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
         yield _compute_logits(q[:, :, start:stop], k[:, :, :keys], own)
 
 
-def _compute_logits(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
-    """Logits [B, Hq, l, n], masked. `unit`: factor of an added mask."""
+def _compute_logits(q: mx.array, k: mx.array, mask: mx.array | None) -> mx.array:
+    """Logits [B, Hq, l, n], masked."""
+    logits = (_fold_heads(q, k.shape[1]) @ k.swapaxes(-1, -2)).reshape(*q.shape[:3], -1)
+    return logits if mask is None else _mask_logits(logits, mask)
+
+
+def _fold_heads(q: mx.array, groups: int) -> mx.array:
+    """Queries [B, groups, heads of a group * l, D]: heads that share keys are one product."""
     batch, heads, length, _ = q.shape
-    groups = k.shape[1]
-    folded = q.reshape(batch, groups, heads // groups * length, -1)  # heads that share keys: one product
-    logits = (folded @ k.swapaxes(-1, -2)).reshape(batch, heads, length, -1)
-    if mask is None:
-        return logits
+    return q.reshape(batch, groups, heads // groups * length, -1)
+
+
+def _mask_logits(logits: mx.array, mask: mx.array, unit: float = 1.0) -> mx.array:
+    """Masked logits [B, Hq, l, n]. `unit`: factor of an added mask."""
     if mask.dtype == mx.bool_:
         return mx.where(mask, logits, MASKED_LOGIT)
     return logits + mask.astype(mx.float32) * unit
@@ -120,9 +130,7 @@ def _exponentiate(logits: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ..
 
 def _sum_values(weights: mx.array, v: mx.array) -> mx.array:
     """Sums of the values by these weights, [B, Hq, l, Dv]."""
-    batch, heads, length, width = weights.shape
-    folded = weights.reshape(batch, v.shape[1], -1, width)
-    return (folded @ v).reshape(batch, heads, length, -1)
+    return (_fold_heads(weights, v.shape[1]) @ v).reshape(*weights.shape[:3], -1)
 
 
 def round_length(tokens: int) -> int:

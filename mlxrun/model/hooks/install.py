@@ -19,7 +19,12 @@ from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.fused.quick_gates import hook_gates
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
-from mlxrun.model.hooks.derived_layers import hook_even_products, hook_softcaps, transpose_weights
+from mlxrun.model.hooks.derived_layers import (
+    hook_even_products,
+    hook_softcaps,
+    share_angles,
+    transpose_weights,
+)
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
@@ -87,6 +92,7 @@ def install_hooks(
             "a row has the same bits in steps of any width",
         ),
         InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
+        InstalledHook("rotary positions", share_angles(model), "angles are computed once a forward"),
         InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),
         InstalledHook("soft caps", hook_softcaps(model), "attention with a cap attends so too"),
         InstalledHook("tiles", hook_tiles(model, checkpoint), "each token of an image has one feature"),

@@ -27,5 +27,5 @@ def test_the_hooks_of_a_family(zoo: Zoo, family: str, seam: str) -> None:
     for _ in range(2):
         hooks = load_hooks(zoo.text(family))
         gates = ["gates"] if needs_quick_gates() and family != "gemma2" else []
-        assert list(hooks) == ["linear layers", seam, "drafts", *gates]
+        assert list(hooks) == ["linear layers", "rotary positions", seam, "drafts", *gates]
         assert hooks["linear layers"].places > 5 and hooks[seam].places >= 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
+from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache, StepPositions
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
@@ -246,7 +246,7 @@ class DecodeBatch:
     def _make_step_caches(self, groups: list[RowGroup], first: int, padding: int) -> list[Any]:
         """The cache list that the model sees for these rows and so many dummy rows in one forward."""
         lengths = [n for group in groups for n in group.lengths]
-        offsets = mx.array([n - 1 for n in lengths] + [0] * padding, dtype=mx.int32)
+        offsets = StepPositions([n - 1 for n in lengths] + [0] * padding, dtype=mx.int32)
         layers = list(self._layers)
         for i, step_cache in zip(self._keyed, self._step_caches, strict=True):
             step_cache.begin_step(groups, offsets, max(lengths) - 1)

@@ -67,7 +67,7 @@ class RecurrentStates:
 
     def read(self, caches: Sequence[Any], count: int) -> dict[int, list[mx.array | None]]:
         """The states of the first `count` rows after a forward over `caches`."""
-        layers = flatten_caches(caches)  # a model may have replaced an object
+        layers = flatten_caches(caches) if self._states else ()  # a model may have replaced an object
         return {i: [a if a is None else a[:count] for a in layers[i].cache] for i in self._states}
 
     def replace(self, parts: Sequence[Mapping[int, list[mx.array | None]]]) -> None:
