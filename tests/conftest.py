@@ -168,14 +168,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(1400))  # else pyproject.toml's
     if config.getoption("sweep_slice"):
         _leave_out_other_slices(config, items)
-    if not config.getoption("reruns"):
-        return
+    # The plugin asks a table of another process about each test that it may run again.
+    count, config.option.reruns = config.getoption("reruns"), None
     connection = getattr(getattr(config, "failures_db", None), "sock", None)
     if connection is not None:  # of a process of xdist: else the plugin waits 40 ms for each test, for an ACK
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] not in _WITH_PROCESSES:
-            item.add_marker(pytest.mark.flaky(reruns=0))
+        if count and item.path.relative_to(Path(__file__).parent).parts[0] in _WITH_PROCESSES:
+            item.add_marker(pytest.mark.flaky(reruns=count))
 
 
 @pytest.hookimpl(tryfirst=True)
