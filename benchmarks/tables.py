@@ -22,7 +22,7 @@ PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("benchmarks", "loading", "agents", "evals", "first-steps", "server")
+        for name in ("benchmarks", "loading", "agents", "embeddings", "evals", "first-steps", "server")
     ),
 )
 INSTALL = "install"
@@ -65,6 +65,7 @@ CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
 SERVER, ONE_THREAD = "server-cpu", "server-cpu-one-thread"
 EVAL_SPEED = "eval-speed-cpu"
+EMBEDDINGS = "embeddings-cpu"
 SERVERS = ("mlx_lm.server", "mlx_vlm.server", "vllm-mlx")
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
@@ -237,6 +238,14 @@ def _list_eval_rows() -> Iterator[str]:
         yield f"| {side} | {whole:.1f} s | {cells[0]} | {rate} | {cells[1]} |"
 
 
+def _list_embedding_rows() -> Iterator[str]:
+    report = json.loads((FOLDER / f"{EMBEDDINGS}.json").read_text(encoding="utf-8"))
+    for side, found in report["sides"].items():
+        clocks = ("processor_seconds", "seconds")
+        cells = [f"{found['median'][key]:.2f} s | {format_ratio(found['ratio'][key])}" for key in clocks]
+        yield f"| {side} | {' | '.join(cells)} |"
+
+
 def _list_waiting_rows() -> Iterator[str]:
     sides = json.loads((FOLDER / f"{WAITING}.json").read_text(encoding="utf-8"))["sides"]
     for side, found in sides.items():
@@ -360,6 +369,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         "| side | whole command | × | of which start | items a second without start | × |",
         _list_eval_rows(),
     ),
+    EMBEDDINGS: lambda: ("| side | processor time | × | time | × |", _list_embedding_rows()),
     CPU_MODES[0]: lambda: (
         "| kernels | rows | usual mode | reproducible | × time | one forward a row | × time |",
         chain.from_iterable(map(_list_cpu_mode_rows, CPU_MODES)),
