@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.model.kernels import kernel_source, paged_batch
+from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kv.paged import paged_batch
 from mlxrun.model.load_check import choose, text_ladder
 from mlxrun.model.load_check.operation_checks import KernelCheck
 from tests.helpers import text_models
