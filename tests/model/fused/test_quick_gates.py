@@ -25,27 +25,38 @@ def make_model(family: str = "llama") -> Any:
     return module.Model(module.ModelArgs.from_dict(dict(make_text_config(family))))
 
 
-def test_it_is_silu_within_rounding() -> None:
+@pytest.mark.parametrize("least", [1, 1 << 60], ids=["numpy", "graph"])
+def test_it_is_silu_within_rounding(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_gates, "NUMPY_NUMBERS", least)
     gate = np.concatenate([np.linspace(-86, 86, 9001), [0.0, -0.0, 1e-30, -1e-30, 1e30]]).astype(np.float32)
     up = np.linspace(-3, 3, len(gate)).astype(np.float32)
     exact = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
-    found = np.array(multiply_gate(mx.array(gate), mx.array(up)), np.float64)
+    found = np.array(multiply_gate(mx.array(gate)[None], mx.array(up)[None])[0], np.float64)
     assert np.abs(found - exact).max(where=exact == 0, initial=0) == 0
     assert (np.abs(found - exact) / np.maximum(np.abs(exact), 1e-300)).max() < 1e-6
 
 
-def test_it_is_small_far_below_zero_and_keeps_nan() -> None:
-    gate = mx.array([-88.0, -1e3, -1e9, float("nan"), float("inf")])
-    found = multiply_gate(gate, mx.ones(5)).tolist()
+@pytest.mark.parametrize("least", [1, 1 << 60], ids=["numpy", "graph"])
+def test_it_is_small_far_below_zero_and_keeps_nan(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_gates, "NUMPY_NUMBERS", least)
+    gate = mx.array([[-88.0, -1e3, -1e9, float("nan"), float("inf")]])
+    found = multiply_gate(gate, mx.ones((1, 5)))[0].tolist()
     assert max(map(abs, found[:3])) < 1e-25 and np.isnan(found[3]) and found[4] == float("inf")
 
 
-def test_a_number_has_the_same_bits_in_any_company() -> None:
-    gate, up = (mx.random.normal((37, 19), key=mx.random.key(seed)) * 4 for seed in (0, 1))
-    whole = np.array(multiply_gate(gate, up))
-    for row in range(37):
-        assert np.array_equal(np.array(multiply_gate(gate[row : row + 1], up[row : row + 1]))[0], whole[row])
-    assert np.array_equal(np.array(multiply_gate(gate[:, ::3], up[:, ::3])), whole[:, ::3])
+@pytest.mark.parametrize("tokens", [1, quick_gates.NUMPY_NUMBERS // 19 + 1], ids=["graph", "numpy"])
+def test_a_row_has_the_same_bits_in_any_company(tokens: int) -> None:
+    gate, up = (mx.random.normal((3, tokens, 19), key=mx.random.key(seed)) * 4 for seed in (0, 1))
+    alone = [np.array(multiply_gate(gate[row : row + 1] + 0, up[row : row + 1]))[0] for row in range(3)]
+    assert np.array_equal(np.array(multiply_gate(gate, up)), alone)
+
+
+def test_arrays_whose_numbers_lie_apart_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_gates, "NUMPY_NUMBERS", 1)
+    whole = mx.random.normal((6, 8))
+    gate, copied = whole[:, ::2], np.array(whole)
+    found = multiply_gate(gate, mx.ones_like(gate))
+    assert mx.allclose(found, nn.silu(gate), atol=1e-6).item() and np.array_equal(np.array(whole), copied)
 
 
 @pytest.mark.parametrize(
