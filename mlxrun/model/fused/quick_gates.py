@@ -109,10 +109,10 @@ def hook_gates(model: nn.Module) -> int:
 
 
 def _is_right() -> bool:
-    few = mx.linspace(-BOUND, BOUND, 2048)
-    many = mx.tile(few, (NUMPY_NUMBERS // few.size, 1))
-    wanted = [nn.silu(gate) for gate in (few, many)]
-    mx.eval(wanted)
-    found = [multiply_gate(gate, mx.ones_like(gate)) for gate in (few, many)]
-    pairs = zip(found, wanted, strict=True)
-    return all(bool(mx.allclose(*pair, rtol=TOLERANCE, atol=TOLERANCE).item()) for pair in pairs)
+    gate, written = (mx.linspace(-BOUND, BOUND, 2001) for _ in range(2))
+    wanted = nn.silu(gate)
+    found = multiply_gate(gate, mx.ones_like(gate))
+    pairs = (found, wanted), (written, wanted)
+    return _apply_silu(written) and all(
+        bool(mx.allclose(*pair, rtol=TOLERANCE, atol=TOLERANCE).item()) for pair in pairs
+    )
