@@ -37,9 +37,9 @@ _BIAS, _MANTISSA = 127, 23  # of the exponent of a float32, and its bits
 
 
 @partial(mx.compile, shapeless=True)
-def _split_exponential(x: mx.array) -> tuple[mx.array, mx.array]:
-    """exp(r), and the bits of 2^n."""
-    bounded = mx.clip(x, -BOUND, BOUND)
+def _split_exponential(gate: mx.array) -> tuple[mx.array, mx.array]:
+    """exp(r), and the bits of 2^n, for exp(-gate)."""
+    bounded = mx.clip(-gate, -BOUND, BOUND)
     biased = (bounded * math.log2(math.e) + (_BIAS + 0.5)).astype(mx.int32)
     power = biased.astype(mx.float32) - float(_BIAS)
     rest = bounded - power * _HIGH - power * _LOW
@@ -58,7 +58,7 @@ def multiply_gate(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) * up, of arrays [..., tokens, D] of float32. Of many tokens, `gate` is written over."""
     if gate.ndim > 1 and gate.shape[-2] * gate.shape[-1] >= NUMPY_NUMBERS and _apply_silu(gate):
         return gate * up
-    found, bits = _split_exponential(-gate)
+    found, bits = _split_exponential(gate)
     return _join(gate, up, found, bits.view(mx.float32))
 
 
