@@ -126,11 +126,11 @@ def install(
     model: str | None, name: str, only_print: bool, config_path: Path | None, sets: tuple[str, ...]
 ) -> None:
     """Install a server as a service, and start it."""
-    file, before = make_own_file(make_service(model, name, config_path, sets)), _list_running()
+    file = make_own_file(make_service(model, name, config_path, sets))
     if only_print:
         print_text(file.content.decode())
         return
-    is_new = not file.path.exists()
+    is_new, before = not file.path.exists(), _list_running()
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_bytes(file.content)
     try:
