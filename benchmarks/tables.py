@@ -67,6 +67,8 @@ SERVER, ONE_THREAD = "server-cpu", "server-cpu-one-thread"
 EVAL_SPEED = "eval-speed-cpu"
 EMBEDDINGS = "embeddings-cpu"
 SERVERS = ("mlx_lm.server", "mlx_vlm.server", "vllm-mlx")
+INTERACTIVE = "engine-h200-interactive"
+SAME_BYTES = ("reproduce-h200-plain", "reproduce-h200-4-bit", "reproduce-h200-bfloat16")
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
 # Ollama's are those of its quickstart and of its page about Linux.
@@ -143,6 +145,7 @@ README = (
         "mlx_lm.server + preload",
     ),
 )
+TITLES = {"bf16": "bfloat16 (Qwen3)"}  # of models that were given as a folder
 PEERS = {"mlx_lm.server + preload": "mlx_lm.server with OpenBLAS"}
 
 
@@ -252,6 +255,31 @@ def _list_waiting_rows() -> Iterator[str]:
         cells = [format_figure(found[name], name) for name in ("alone_s", "behind_s")]
         ratio = format_ratio(found["behind_s"] / found["alone_s"])
         yield f"| {side} | {' | '.join(cells)} | {ratio} | {format_figure(found['long_processor_s'], '_s')} |"
+
+
+def _list_interactive_rows() -> Iterator[str]:
+    found = read(INTERACTIVE)["workloads"]["interactive"]["sides"]["mlxrun"]["median"]
+    cells = [format_figure(found[name], "_s") for name in ("alone", "behind", "after_cancel", "long_ttft")]
+    yield f"| {' | '.join(cells)} |"
+
+
+def _make_same_bytes_table() -> Table:
+    models = [json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in SAME_BYTES]
+    head = " | ".join(TITLES.get(m["models"][0]["title"], m["models"][0]["title"]) for m in models)
+    return f"| bytes that differ in {models[0]['lines']:,} lines | {head} |", _list_same_bytes_rows(models)
+
+
+def _list_same_bytes_rows(models: Sequence[dict[str, Any]]) -> Iterator[str]:
+    found = [report["models"][0] for report in models]
+    for name in found[0]["conditions"]:
+        notes = {each["conditions"][name]["note"] for each in found} - {""}
+        cells = [str(each["conditions"][name]["bytes"]) for each in found]
+        yield f"| {name}{f' ({min(notes)} at least)' if notes else ''} | {' | '.join(cells)} |"
+    for name in found[0]["twins"]:
+        cells = [
+            f"{each['twins'][name]['differing']} of {each['twins'][name]['lines']} lines" for each in found
+        ]
+        yield f"| *twin: {name}* | {' | '.join(cells)} |"
 
 
 def _list_cpu_mode_rows(name: str) -> Iterator[str]:
@@ -365,6 +393,11 @@ TABLES: dict[str, Callable[[], Table]] = {
         "| steps | alone | behind the long prompt | × alone | processor time of the long prompt |",
         _list_waiting_rows(),
     ),
+    INTERACTIVE: lambda: (
+        "| alone | behind a long prompt | as a long prompt is abandoned | the long prompt |",
+        _list_interactive_rows(),
+    ),
+    "reproduce-h200": _make_same_bytes_table,
     EVAL_SPEED: lambda: (
         "| side | whole command | × | of which start | items a second without start | × |",
         _list_eval_rows(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.prefix_cache.models import HYBRID, PLAIN, VISION, WINDOWED, get_family_config
 from mlxrun.cli.bench.models import PRESETS, find_folder, write_chat_model
 
-EMBEDDED, QUANTIZED = "embedded", "4-bit"
+EMBEDDED, QUANTIZED, BFLOAT16 = "embedded", "4-bit", "bfloat16"
 _WINDOW = 24  # tokens; prompts are longer, so that the window matters
 
 
@@ -45,6 +45,10 @@ def _write_quantized(folder: Path) -> None:
     write_chat_model(folder, PRESETS["tiny-4bit"] | _SMALL)
 
 
+def _write_bfloat16(folder: Path) -> None:
+    write_chat_model(folder, PRESETS["tiny"] | _SMALL | {"dtype": "bfloat16"})
+
+
 def _write_vision(folder: Path) -> None:
     """The tiny model that the tests use; they are part of every checkout and source distribution."""
     importlib.import_module("tests.helpers.vision_models").build("qwen3_vl", folder)
@@ -56,6 +60,7 @@ _WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     HYBRID: ("hybrid (Qwen3-Next)", _write_hybrid),
     VISION: ("vision (Qwen3-VL)", _write_vision),
     QUANTIZED: ("4 bit (Qwen3)", _write_quantized),
+    BFLOAT16: ("bfloat16 (Qwen3)", _write_bfloat16),
 }
 FAMILIES = (EMBEDDED, *_WRITERS)
 

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.measurement import MEASURES
 from mlxrun.core.errors import JobError
@@ -157,10 +159,16 @@ def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"mlxrun": __version__} | list_library_versions() | dict(report.get("versions", {}))
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["mlxrun", *sys.argv[1:]]),
+        "command": f"{_find_program()} {shlex.join(sys.argv[1:])}",
         "machine": read_machine_facts(),
     }
     return origin | dict(report) | {"versions": versions}
+
+
+def _find_program() -> str:
+    """The program that runs: `mlxrun`, or that of the repository, whose commands use this module too."""
+    context = click.get_current_context(silent=True)
+    return (context and context.find_root().info_name) or "mlxrun"
 
 
 def read_machine_facts() -> dict[str, Any]:
