@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.plots import cast, ragged, request_life, server
-from benchmarks.plots.results import FOLDER, read
+from benchmarks.plots.results import FOLDER, hash_result, read
 from benchmarks.plots.theme import THEMES, save, themed
 
+PLOTS = {  # of each picture: what draws it, and the result that it shows
+    "ragged": (ragged.draw, "engine-h200"),
+    "ragged-cpu": (ragged.draw, "engine-cpu"),
+    "server": (server.draw, "server-cpu"),
+}
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
@@ -20,13 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for theme in THEMES:
         with themed(theme):
-            figures = {
-                "ragged": ragged.draw(read("engine-h200"), theme),
-                "ragged-cpu": ragged.draw(read("engine-cpu"), theme),
-                "server": server.draw(read("server-cpu"), theme),
-            }
-            for name, figure in figures.items():
-                save(figure, folder / f"{name}-{theme.name}.svg")
+            for name, (draw, result) in PLOTS.items():
+                figure = draw(read(result), theme)
+                save(figure, folder / f"{name}-{theme.name}.svg", hash_result(result))
         _write(folder / f"request-life-{theme.name}.svg", request_life.draw(theme))
     _write(folder / "resume.svg", cast.draw(FOLDER / "resume.cast"))
     for path in sorted(folder.glob("*.svg")):

@@ -100,9 +100,11 @@ def themed(theme: Theme) -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write the SVG, without a date and without the name of its creator."""
+def save(figure: Figure, path: Path, source: str) -> None:
+    """Write the SVG, with `source` in its metadata, without a date and the name of its creator."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(
+        path, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Source": source}
+    )
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.plots.results import hash_result
+
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -29,6 +31,17 @@ def test_results_say_where_they_come_from(path: Path) -> None:
     origin = {"date", "command", "machine", "versions"}
     assert origin <= report.keys() and report.keys() - origin
     assert "/home/" not in json.dumps(report) and "/tmp/" not in json.dumps(report)
+
+
+def test_pictures_of_results_are_up_to_date() -> None:
+    shown = {
+        path.name: re.search(r"<dc:source>(.*)</dc:source>", path.read_text())
+        for path in IMAGES.glob("*.svg")
+    }
+    sources = {found[1] for found in shown.values() if found}
+    names = {source.split(".json")[0] for source in sources}
+    assert names == {"engine-h200", "engine-cpu", "server-cpu"}
+    assert sources == {hash_result(name) for name in names}, "make plots"
 
 
 def test_drawing_is_deterministic_and_the_images_are_up_to_date(
