@@ -6,7 +6,7 @@ check when the model is loaded, and without a load check by the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,16 +134,17 @@ def none(monkeypatch: Patch) -> None:
 
 def scales_stay_where_they_were(monkeypatch: Patch) -> None:
     """The row that takes the place of one that left keeps that one's scales."""
-    original = QuantizedBuffer.remove_row
+    original = QuantizedBuffer.remove_rows
 
-    def remove_row(self: QuantizedBuffer, index: int) -> None:
-        scales = self._parts[1]
+    def remove_rows(self: QuantizedBuffer, moves: Mapping[int, int], rows: int) -> None:
+        scales, indices = self._parts[1], mx.array([*moves.values()], mx.int32)
         assert scales.keys is not None and scales.values is not None
-        before = scales.keys[index] + 0, scales.values[index] + 0
-        original(self, index)
-        scales.keys[index], scales.values[index] = before
+        before = scales.keys[indices] + 0, scales.values[indices] + 0
+        original(self, moves, rows)
+        if moves:
+            scales.keys[indices], scales.values[indices] = before
 
-    monkeypatch.setattr(QuantizedBuffer, "remove_row", remove_row)
+    monkeypatch.setattr(QuantizedBuffer, "remove_rows", remove_rows)
 
 
 def biases_of_the_first_row(monkeypatch: Patch) -> None:

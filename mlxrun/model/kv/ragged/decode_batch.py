@@ -133,17 +133,14 @@ class DecodeBatch:
         """Drop rows that leave; returns those that have outgrown their group and must move."""
         moving: list[_EnteringRow] = []
         for group in reversed(self.groups):  # the longest first, so that their memory is free for the others
-            for index in reversed(range(len(group.ids))):
-                if group.ids[index] not in keep:
-                    group.remove_row(index)
+            group.remove_rows([i for i, rid in enumerate(group.ids) if rid not in keep])
             group.trim()
             outgrown = [i for i, n in enumerate(group.lengths) if self.pick_bucket(n) != group.bucket]
             if outgrown and len(outgrown) == len(group.ids) and self._can_change_bucket(group):
                 group.bucket = self.pick_bucket(min(group.lengths))  # all rows have: the group itself moves
                 outgrown = [i for i, n in enumerate(group.lengths) if self.pick_bucket(n) != group.bucket]
-            for index in reversed(outgrown):
-                moving.append(self._copy_row(group, index))
-                group.remove_row(index)
+            moving += [self._copy_row(group, index) for index in outgrown]
+            group.remove_rows(outgrown)
         return moving
 
     def pick_bucket(self, length: int) -> int:

@@ -8,7 +8,7 @@ moved unchanged, never quantized twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -102,10 +102,10 @@ class QuantizedBuffer:
         for part, buffer in enumerate(self._parts):
             buffer.add_rows([row.parts[part] for row in packed], width, expected)
 
-    def remove_row(self, index: int) -> None:
-        """Drop a row. The last row takes its place."""
+    def remove_rows(self, moves: Mapping[int, int], rows: int) -> None:
+        """As KVBuffer.remove_rows."""
         for buffer in self._parts:
-            buffer.remove_row(index)
+            buffer.remove_rows(moves, rows)
 
     def trim(self, width: int) -> None:
         """Release memory if most rows have left."""

@@ -8,13 +8,13 @@ For every KV or WINDOW layer it holds one buffer [rows, H, tokens, D], rows alig
       ..............|....       and for rows to come
                    end
 
-Adding and removing a row write one row; a buffer is copied only when it must grow. All lengths are Python
+Adding and removing rows write single rows; a buffer is copied only when it must grow. All lengths are Python
 ints; masks depend on lengths only, so one mask serves all layers of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -67,8 +67,9 @@ class KVBuffer:
         return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
     def copy_row(self, index: int, width: int) -> RowKeysValues:
-        """A copy of one row's newest `width` tokens."""
+        """A copy of one row's newest `width` tokens, evaluated for the reason that `remove_rows` gives."""
         keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
+        mx.eval(keys, values)
         return RowKeysValues(keys, values, width)
 
     def add_rows(self, rows: Sequence[RowKeysValues], width: int, expected: int = 0) -> None:
@@ -82,13 +83,21 @@ class KVBuffer:
         else:
             self._write_rows(rows)
 
-    def remove_row(self, index: int) -> None:
-        """Drop a row. The last row takes its place."""
+    def remove_rows(self, moves: Mapping[int, int], rows: int) -> None:
+        """Copy rows over others, from `moves`' keys to their values, and then keep the first `rows`.
+
+        Copies are evaluated first. MLX writes into a buffer in place only if nothing that is still to be
+        computed reads it. Else each row that is written costs a copy of the whole buffer.
+        """
         assert self.keys is not None and self.values is not None
-        self.rows -= 1
-        if index != self.rows:
-            self.keys[index] = self.keys[self.rows]
-            self.values[index] = self.values[self.rows]
+        self.rows = rows
+        if not moves:
+            return
+        copies = [array[mx.array([*moves])] for array in (self.keys, self.values)]
+        mx.eval(copies)
+        for n, index in enumerate(moves.values()):
+            self.keys[index : index + 1] = copies[0][n : n + 1]
+            self.values[index : index + 1] = copies[1][n : n + 1]
 
     def trim(self, width: int) -> None:
         """Release memory if most rows have left."""
@@ -166,13 +175,16 @@ class RowGroup:
         self.ids.append(rid)
         self.lengths.append(length)
 
-    def remove_row(self, index: int) -> None:
-        """Drop a row. The last row takes its place."""
+    def remove_rows(self, indices: Collection[int]) -> None:
+        """Drop rows. The last of those that stay take their places."""
+        rows = len(self.ids) - len(indices)
+        last = [i for i in range(rows, len(self.ids)) if i not in indices]
+        moves = dict(zip(last, (i for i in indices if i < rows), strict=True))
         for buffer in self.buffers:
-            buffer.remove_row(index)
-        self.ids[index], self.lengths[index] = self.ids[-1], self.lengths[-1]
-        self.ids.pop()
-        self.lengths.pop()
+            buffer.remove_rows(moves, rows)
+        for row, index in moves.items():
+            self.ids[index], self.lengths[index] = self.ids[row], self.lengths[row]
+        del self.ids[rows:], self.lengths[rows:]
 
     def trim(self) -> None:
         """Release memory after rows have left."""

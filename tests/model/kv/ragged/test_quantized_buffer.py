@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 import numpy as np
@@ -60,7 +60,7 @@ def has_same_rows(seed: int, form: KVQuantization) -> bool:
             lengths[index] = lengths[-1]
             lengths.pop()
             for buffer in (packed, plain):
-                buffer.remove_row(index)
+                buffer.remove_rows({len(lengths): index} if index < len(lengths) else {}, len(lengths))
                 if lengths:
                     buffer.trim(max(lengths))
         elif action == "decode" and lengths:
@@ -90,16 +90,17 @@ def test_packed_rows_are_rounded_rows(form: KVQuantization) -> None:
 
 def scales_stay_where_they_were(monkeypatch: Patch) -> None:
     """The row that takes the place of one that left keeps that one's scales."""
-    original = QuantizedBuffer.remove_row
+    original = QuantizedBuffer.remove_rows
 
-    def remove_row(self: QuantizedBuffer, index: int) -> None:
-        scales = self._parts[1]
+    def remove_rows(self: QuantizedBuffer, moves: Mapping[int, int], rows: int) -> None:
+        scales, indices = self._parts[1], mx.array([*moves.values()], mx.int32)
         assert scales.keys is not None and scales.values is not None
-        before = scales.keys[index] + 0, scales.values[index] + 0
-        original(self, index)
-        scales.keys[index], scales.values[index] = before
+        before = scales.keys[indices] + 0, scales.values[indices] + 0
+        original(self, moves, rows)
+        if moves:
+            scales.keys[indices], scales.values[indices] = before
 
-    monkeypatch.setattr(QuantizedBuffer, "remove_row", remove_row)
+    monkeypatch.setattr(QuantizedBuffer, "remove_rows", remove_rows)
 
 
 def moved_rows_have_the_biases_of_another(monkeypatch: Patch) -> None:
