@@ -87,6 +87,19 @@ class RunFolder:
         """The number of lines of the job."""
         return int(self.manifest["input"]["lines"])
 
+    @property
+    def total_score(self) -> dict[str, Any]:
+        """The figure of all lines, as the manifest has it; empty if no line is scored."""
+        found: dict[str, Any] = (self.manifest.get("scores") or {}).get("total") or {}
+        return found if found.get("lines") else {}
+
+    @property
+    def ended(self) -> str:
+        """When the last run with work ended, or began if it was killed, in ISO 8601 and UTC. Empty if none
+        has begun."""
+        last = (list_working_runs(self.manifest) or [{}])[-1]
+        return str(last.get("ended") or last.get("started") or "")
+
     def count_lines(self) -> int:
         """Count the lines that have a record. After a kill, the counts in the manifest are older."""
         return sum(1 for _ in self.read_lines())
