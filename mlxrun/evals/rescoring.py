@@ -12,13 +12,12 @@ from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import open_regular
-from mlxrun.evals.run_folders.run_folder import DONE as DONE_RUN
-from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_records import RunProblem
 from mlxrun.jobs.lines.job_file import BadLine
-from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
+from mlxrun.jobs.lines.line_index import TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, make_run_keys
-from mlxrun.jobs.records.manifest import hash_file, write_json, write_scores
+from mlxrun.jobs.records.manifest import count_states, hash_file, write_json, write_scores
 from mlxrun.jobs.records.reconciliation import Reconciler
 from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.scoring.eval_spec import EvalReader
@@ -72,12 +71,7 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
             _check_number(run)
             state = reconciler.rewrite(digest_settings(manifest["settings"]))
         scoring = {**evals.describe(), **(facts or {})}
-        counts = {
-            "total": len(index),
-            "done": index.state.count(DONE),
-            "failed": index.state.count(FAILED),
-            "cut_by_length": state.scores.cut_by_length,
-        }
+        counts = count_states(index, state.scores)
         content = {key: value for key, value in manifest.items() if key != "scoring"}
         content["input"] = {**content["input"], "sha256": index.sha256, "lines": len(index)}
         whole = not index.state.count(TODO)
@@ -94,7 +88,7 @@ def _check_number(run: RunFolder) -> None:
     counts = run.manifest["counts"]
     known = int(counts["done"]) + int(counts["failed"])
     found = sum(_count_records(path) for path in (run.paths.out, run.paths.errors))
-    if run.state == DONE_RUN and found < known:
+    if run.state == DONE and found < known:
         reason = f"{known - found} of {known} records are missing in it or in {run.paths.errors.name}"
         raise JobError(f"{run.paths.out}: {reason}; mlxrun batch runs their lines again")
 
