@@ -22,6 +22,10 @@ SAMPLING = "sampling."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
 _OWN_FILES = ("suite.json", "suite.yaml", "report.html", "report.md")  # beside the folders of models
 _TEMPLATES = ("prompt", "prompts", "messages", "template")
+_MISSING_JUDGE = (
+    "there is no judge: give the task `judge: {prompt: ..., verdict: ...}`, or `judge: later` for one that "
+    "`mlxrun score --judge FILE` brings"
+)
 NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
 
 
@@ -113,8 +117,9 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
             known = ", ".join(map(repr, MATCHES))
             suggestion = suggest(match, MATCHES)
             yield steps, f"{match!r} is not one of {known}{suggestion}"
+        if match == "judge" and task.judge is None and "scorer" not in task.eval:
+            yield steps, _MISSING_JUDGE
     yield from _find_unknown_key(task)
-    yield from _find_missing_judge(task)
     if task.choices and task.match not in (None, "likeliest"):
         yield ("match",), "answers of `choices` are compared by `likeliest` only"
     for name in ("choices", "expected", "few_shot", "judge"):
@@ -139,15 +144,6 @@ def _find_unknown_key(task: SuiteTask) -> Iterator[Problem]:
         found = find_unknown_key(task.eval, match, match == "judge" or "scorer" in task.eval)
         if found is not None:
             yield ("eval", found[0]), f"it {found[1]}"
-
-
-def _find_missing_judge(task: SuiteTask) -> Iterator[Problem]:
-    if task.judge is not None or "scorer" in task.eval:
-        return
-    text = "there is no judge: give the task `judge: {prompt: ..., verdict: ...}`, or `judge: later` for one "
-    for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
-        if match == "judge":
-            yield steps, text + "that `mlxrun score --judge FILE` brings"
 
 
 def _check_vary(file: SuiteFile) -> None:
