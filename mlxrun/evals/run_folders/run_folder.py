@@ -106,14 +106,19 @@ class RunFolder:
 
     def check(self) -> list[RunProblem]:
         """List everything that is not as the run wrote it, in the order in which it is found."""
-        problems: list[RunProblem] = []
-        for _ in self.read_lines(problems.append):
-            pass
+        problems = self.list_problems()
         digest = self.manifest["output"]["sha256"]
         harmed = any(problem.kind != "job" for problem in problems)
         if digest and self.state == DONE and not harmed and hash_file(self.paths.out) != digest:
             text = f"its digest is not that of {self.paths.manifest.name}: its records were moved or removed"
             problems.append(RunProblem("edited", self.paths.out, text))
+        return problems
+
+    def list_problems(self) -> list[RunProblem]:
+        """List what reading all lines finds, without the digest of the whole output."""
+        problems: list[RunProblem] = []
+        for _ in self.read_lines(problems.append):
+            pass
         return problems
 
     def read_lines(self, on_problem: OnProblem | None = None) -> Iterator[RunLine]:
