@@ -11,7 +11,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import MEDIA_COLUMNS, FewShot, SuiteTask
-from mlxrun.evals.tasks.task_box import list_task_names
+from mlxrun.evals.tasks.task_box import SOURCES, list_task_names
 from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
@@ -71,7 +71,7 @@ def _check_sources(task: SuiteTask) -> Iterator[Problem]:
 
 def list_sources(source: SuiteTask | FewShot | None) -> list[str]:
     """List the keys with which a task, or its examples, name where rows come from. Valid is one at most."""
-    return [name for name in ("data", "hub", "rows") if getattr(source, name, None)]
+    return [name for name in SOURCES if getattr(source, name, None)]
 
 
 def _check_template(task: SuiteTask) -> Iterator[Problem]:

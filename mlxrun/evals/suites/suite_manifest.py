@@ -19,7 +19,7 @@ from mlxrun.core.terminal import open_console
 from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED
-from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
@@ -57,7 +57,7 @@ class SuiteManifest:
     leaves out."""
 
     def __init__(self, folder: Path, file: SuiteFile, cells: Sequence[Cell]) -> None:
-        self._folder, self._path = folder, folder / "suite.json"
+        self._folder, self._path = folder, folder / SUITE_NAME
         self.cells = cells
         earlier = read_suite_manifest(self._path) or {"cells": [], "runs": []}
         known = {each["name"]: each for each in earlier["cells"]}
@@ -107,14 +107,14 @@ class SuiteManifest:
 def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
     """Replace the scores of a cell that was scored again, if `out` is the output of a cell."""
     found = find_cell(out)
-    manifest = None if found is None else read_suite_manifest(found[0] / "suite.json")
+    manifest = None if found is None else read_suite_manifest(found[0] / SUITE_NAME)
     if found is None or manifest is None:
         return
     for record in manifest["cells"]:
         if record["name"] == "/".join(found[1:]):
             record["scores"] = scores
     manifest["pools"] = pool_seeds(found[0], manifest["cells"], manifest.get("pools", []))
-    write_json(found[0] / "suite.json", manifest)
+    write_json(found[0] / SUITE_NAME, manifest)
 
 
 def _describe_models(file: SuiteFile, cells: Sequence[Cell]) -> Record:
