@@ -213,11 +213,9 @@ def load_preparer(
     model_info = read_model(config.model, weights=weights, announce=False)
     if name is not None and name != model_info.name:
         model_info = replace(model_info, name=name, aliases=(*model_info.aliases, model_info.name))
-    from mlxrun.api.parsers.registry import detect_formats
     from mlxrun.jobs.run.line_answerer import LinePreparer
 
-    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
-    return model_info, LinePreparer(model_info, config, folder, formats=formats)
+    return model_info, LinePreparer(model_info, config, folder)
 
 
 def _make_setup(

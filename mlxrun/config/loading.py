@@ -142,7 +142,7 @@ def place_problem(tree: ConfigNode, place: Place, message: str) -> ConfigProblem
 
 
 def _find_origin(tree: ConfigNode, place: Place) -> Origin:
-    node = next(found for end in range(len(place), -1, -1) if (found := tree.find(place[:end])) is not None)
+    node = tree.find_nearest(place)
     is_about_key = isinstance(node.value, dict) or len(place) == len(("models", "name"))
     return (node.key_origin if is_about_key else None) or node.origin
 

@@ -63,6 +63,10 @@ class ConfigNode:
                 node = value.get(step) if isinstance(value, dict) else None
         return node
 
+    def find_nearest(self, path: Sequence[str | int]) -> ConfigNode:
+        """Return the node at a path, or the nearest node above it."""
+        return next(node for end in range(len(path), -1, -1) if (node := self.find(path[:end])) is not None)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ConfigProblem:

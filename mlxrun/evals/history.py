@@ -21,7 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, list_working_runs
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.statistics import ALPHA
 from mlxrun.jobs.records.run_paths import wrap_write_errors
@@ -132,16 +132,16 @@ def read_history(path: Path) -> list[HistoryRow]:
 def build_row(run: RunFolder) -> HistoryRow:
     """Build the row of a run. JobError if it is unfinished, or has no figure."""
     manifest, out = run.manifest, run.paths.out
-    total = (manifest.get("scores") or {}).get("total") or {}
+    total = run.total_score
     value = total.get("value", total.get("share"))
     if run.state != DONE:
         raise JobError(f"{out}: the run is {run.state}; only finished runs belong into a history")
-    if not total.get("lines") or value is None:
+    if value is None:
         raise JobError(f"{out}: the run has no score")
-    cell, ended = find_cell(out), list_working_runs(manifest)[-1]
+    cell = find_cell(out)
     return HistoryRow(
         cell=out.name if cell is None else "/".join(cell[1:]),
-        time=str(ended["ended"] or ended["started"]),
+        time=run.ended,
         lines=int(total["lines"]),
         value=float(value),
         interval=total["interval"],

@@ -25,11 +25,10 @@ from mlxrun.config.nodes import ConfigProblem
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import suggest
-from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
 from mlxrun.jobs.lines.job_check import check_line_body
 from mlxrun.jobs.lines.job_file import BadLine, RawLine, parse_line
-from mlxrun.jobs.lines.line_template import LineTemplate
+from mlxrun.jobs.lines.line_template import LineTemplate, read_named_text
 from mlxrun.jobs.lines.table_files import RowError
 
 _KEYS = ("prompt", "messages", "generation", "verdict")
@@ -67,12 +66,7 @@ class Judge:
 def read_judge(path: Path) -> Judge:
     """Read the judge in a YAML or JSON file. JobError with all problems, each with file, line, column and
     key."""
-    try:
-        text = read_text_file(path)
-    except OSError as error:
-        raise JobError(f"{path}: cannot read the judge: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise JobError(f"{path}: the judge is not UTF-8 text: {error.reason}") from error
+    text = read_named_text(path, "judge")
     problems: list[ConfigProblem] = []
     try:
         tree = parse_yaml(text, str(path), problems)
@@ -82,8 +76,7 @@ def read_judge(path: Path) -> Judge:
         raise JobError.from_problems(problem.text for problem in problems)
 
     def locate(steps: Sequence[str]) -> str:
-        while (node := tree.find(steps)) is None:
-            steps = steps[:-1]
+        node = tree.find_nearest(steps)
         return str(node.key_origin or node.origin)
 
     return parse_judge(tree.strip_origins(), str(path), locate)

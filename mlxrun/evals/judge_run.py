@@ -74,19 +74,19 @@ async def run_judge(
 
 
 def _score_run(run: RunFolder, judge: Judge, job: JobPaths) -> Scores:
-    verdicts = {each.id: _read_verdict(each, judge) for each in RunFolder.open(job.out).read_lines()}
-    manifest = RunFolder.open(job.out).manifest
+    judged = RunFolder.open(job.out)
+    verdicts = {each.id: _read_verdict(each, judge) for each in judged.read_lines()}
     parts = [[name, each.score, each.extracted, each.note] for name, each in sorted(verdicts.items())]
     digest = hashlib.sha256(json.dumps([judge.digest, parts]).encode()).hexdigest()
     facts = {
         "judge": {
             "template": judge.content,
             "sha256": judge.digest,
-            "model": manifest["model"],
-            "config_hash": manifest["config_hash"],
-            "settings_sha256": digest_settings(manifest["settings"]),
+            "model": judged.manifest["model"],
+            "config_hash": judged.manifest["config_hash"],
+            "settings_sha256": digest_settings(judged.manifest["settings"]),
             "job": f"{JUDGE}/{job.job.name}",
-            "output_sha256": manifest["output"]["sha256"],
+            "output_sha256": judged.manifest["output"]["sha256"],
         }
     }
     return rescore(run, EvalReader(scorer=JudgeVerdicts(verdicts, digest)), facts)

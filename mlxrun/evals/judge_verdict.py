@@ -16,7 +16,7 @@ from mlxrun.jobs.scoring.answer_values import (
     find_last_number,
     find_schema_problem,
 )
-from mlxrun.jobs.scoring.letter_choice import find_letters, normalize_option
+from mlxrun.jobs.scoring.letter_choice import find_letters, find_texts, normalize_option
 from mlxrun.jobs.scoring.line_scores import OWN
 
 Problem = tuple[tuple[str, ...], str]  # the path of a value in a judge, and what is wrong with it
@@ -82,17 +82,9 @@ class VerdictReader:
 
     def _find_words(self, answer: str) -> list[str]:
         """The choices in the answer's last line that has any. A choice within another one does not count."""
-        names = sorted(self.choices, key=len, reverse=True)
-        for line in reversed(answer.splitlines()):
-            text, found = normalize_option(line), []
-            for name in names:
-                pattern = rf"(?<!\w){re.escape(normalize_option(name))}(?!\w)"
-                if re.search(pattern, text):
-                    found.append(name)
-                    text = re.sub(pattern, "\0", text)
-            if found:
-                return sorted(found)
-        return []
+        names = {normalize_option(name): name for name in reversed([*self.choices])}
+        found = (sorted(find_texts(line, names)) for line in reversed(answer.splitlines()))
+        return next(filter(None, found), [])
 
     def _find_number(self, answer: str) -> float:
         """A number such as "[[8]]", else that of "8/10" or "8 out of 10", else the last one."""

@@ -172,11 +172,8 @@ async def replay_job(
     ):
         raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
     await JobRun(paths, setup, options, say, StopSignals(say)).run()
-    return await asyncio.to_thread(_compare_runs, run, RunFolder.open(paths.out))
-
-
-def _compare_runs(old: RunFolder, new: RunFolder) -> RunComparison:
-    return compare_lines(_match_lines(old.read_lines(), new.read_lines()))
+    pairs = _match_lines(run.read_lines(), RunFolder.open(paths.out).read_lines())
+    return await asyncio.to_thread(compare_lines, pairs)
 
 
 def compare_lines(pairs: Iterable[tuple[RunLine, RunLine | None]]) -> RunComparison:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.text_files import open_regular
-from mlxrun.evals.run_folders.run_folder import DONE as DONE_RUN
-from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.evals.run_folders.run_folder_records import RunProblem
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.jobs.lines.job_file import BadLine
-from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
+from mlxrun.jobs.lines.line_index import TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, make_run_keys
-from mlxrun.jobs.records.manifest import hash_file, write_json, write_scores
+from mlxrun.jobs.records.manifest import count_states, hash_file, write_json, write_scores
 from mlxrun.jobs.records.reconciliation import Reconciler
 from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.scoring.eval_spec import EvalReader
@@ -39,12 +35,9 @@ def check_run(run: RunFolder) -> None:
     """Raise JobError if a record was edited or removed, or if a line or an image has changed since its
     answer."""
     check_journal(run)
-    problems: list[RunProblem] = []
-    for _ in run.read_lines(problems.append):
-        pass
     bad = [
         each
-        for each in problems
+        for each in run.list_problems()
         if each.kind in ("edited", "mixed", "incomplete") or (each.id and each.kind == "job")
     ]
     if bad:
@@ -65,19 +58,14 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
             reconciler = Reconciler(index, paths, score_all=True)
             reconciler.read_journal()
             try:
-                reconciler.check()
+                found = reconciler.check()
             except JobError:
                 _check_evals(index)  # an `eval` that is not valid is the better reason
                 raise
-            _check_number(run)
+            _check_number(run, found)
             state = reconciler.rewrite(digest_settings(manifest["settings"]))
         scoring = {**evals.describe(), **(facts or {})}
-        counts = {
-            "total": len(index),
-            "done": index.state.count(DONE),
-            "failed": index.state.count(FAILED),
-            "cut_by_length": state.scores.cut_by_length,
-        }
+        counts = count_states(index, state.scores)
         content = {key: value for key, value in manifest.items() if key != "scoring"}
         content["input"] = {**content["input"], "sha256": index.sha256, "lines": len(index)}
         whole = not index.state.count(TODO)
@@ -88,22 +76,14 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
     return state.scores
 
 
-def _check_number(run: RunFolder) -> None:
-    """JobError if a finished run has fewer records than its manifest counts, as where records and their
-    entries in the journal were removed."""
+def _check_number(run: RunFolder, found: int) -> None:
+    """JobError if a finished run has fewer records (`found`) than its manifest counts, as where records and
+    their entries in the journal were removed."""
     counts = run.manifest["counts"]
     known = int(counts["done"]) + int(counts["failed"])
-    found = sum(_count_records(path) for path in (run.paths.out, run.paths.errors))
-    if run.state == DONE_RUN and found < known:
+    if run.state == DONE and found < known:
         reason = f"{known - found} of {known} records are missing in it or in {run.paths.errors.name}"
         raise JobError(f"{run.paths.out}: {reason}; mlxrun batch runs their lines again")
-
-
-def _count_records(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with open_regular(path) as file:
-        return sum(1 for _ in file)
 
 
 def _make_keys(run: RunFolder) -> LineKeys:

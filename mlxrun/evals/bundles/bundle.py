@@ -102,12 +102,11 @@ def _list_media(run: RunFolder) -> Iterator[Path]:
     roots = [(folder / root).resolve() for root in rebuild_config(run).media.roots]
     seen: set[str] = set()
     for line in run.read_lines():
-        body = line.line.body if isinstance(line.line, JobLine) else {}
         agent = line.line.agent if isinstance(line.line, JobLine) else None
         if agent is not None and (tools := repr([agent.get(key) for key in _OF_TOOLS])) not in seen:
             seen.add(tools)
             yield from _list_tool_files(run, parse_agent(agent), folder)
-        for name in [each for each in find_local_images(body) if each not in seen]:
+        for name in [each for each in find_local_images(line.body) if each not in seen]:
             seen.add(name)
             path = folder / name
             if not path.is_file():  # the line failed, and will again

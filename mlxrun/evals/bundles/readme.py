@@ -45,8 +45,7 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
 
 def _render_run(run: RunFolder) -> str:
     manifest = run.manifest
-    total = (manifest.get("scores") or {}).get("total") or {}
-    score = format_described(total) if total.get("lines") else ""
+    score = format_described(run.total_score) if run.total_score else ""
     counts, config = manifest["counts"], manifest["config"]
     cells = (
         run.paths.out.name if run.name == str(run.paths.out) else run.name,

@@ -28,17 +28,18 @@ from mlxrun.evals.comparisons.pairing import (
 from mlxrun.evals.power import describe_power
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import adjust_p_values
-from mlxrun.jobs.records.manifest_checks import RunEnvironment, describe_changes, flatten_settings
+from mlxrun.jobs.records.manifest_checks import (
+    SETTING_NAMES,
+    RunEnvironment,
+    describe_changes,
+    flatten_settings,
+)
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.measure import SHARE
 
 ANY_SAME_LINE = PairingRules()
 # What a model brings along. `describe_changes` leaves it out where the model is another one.
-_OF_MODEL = {
-    "model.template": "the chat template",
-    "model.tokenizer": "the tokenizer",
-    "processor": "the image processor",
-}
+_OF_MODEL = ("model.template", "model.tokenizer", "processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +194,9 @@ def _compare_manifests(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
     yield from describe_changes(*settings, str(old["model"]["path"]), str(new["model"]["path"]))
     if settings[0]["model"]["model"] != settings[1]["model"]["model"]:
         was, now = (flatten_settings(each) for each in settings)
-        for key, name in _OF_MODEL.items():
+        for key in _OF_MODEL:
             if was.get(key) != now.get(key):
-                yield f"{name} is another one"
+                yield f"{SETTING_NAMES[key]} is another one"
         for key in ("model.dtype", "model.kind", "context"):
             if was.get(key) != now.get(key):
                 yield f"{key} is {now.get(key)}, was {was.get(key)}"

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folders.run_line import RunLine
+from mlxrun.evals.run_folders.run_line import PROMPT_FIELDS, RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import digest_short, dump_canonical, make_run_keys
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.measure import ScoreMeasure, read_measure
 
-_PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
 _NAMED = 5  # cells or ids in an error; --json has no more, as nothing was compared
 
 
@@ -278,10 +277,10 @@ def read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, LineF
         prompt, options, settings = None, None, "{}"
         if isinstance(line.line, JobLine):
             body = line.line.body
-            prompt_fields = {key: value for key, value in body.items() if key in _PROMPT}
+            prompt_fields = {key: value for key, value in body.items() if key in PROMPT_FIELDS}
             # The key has the contents of the images that the prompt names.
             prompt = keys.compute_key(replace(line.line, body=prompt_fields))
-            others = {key: value for key, value in body.items() if key not in _PROMPT}
+            others = {key: value for key, value in body.items() if key not in PROMPT_FIELDS}
             settings = sys.intern(dump_canonical(others).decode())  # most lines have the same
         elif line.line is not None:
             prompt = b"a line that cannot be run"

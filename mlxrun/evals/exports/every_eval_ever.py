@@ -15,10 +15,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_run import ExportedRun, build_usage, dump_json, name_metric
+from mlxrun.evals.exports.exported_run import (
+    ExportedRun,
+    build_usage,
+    describe_interval,
+    dump_json,
+    name_metric,
+)
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
-from mlxrun.jobs.scoring.intervals import CONFIDENCE, ScoreMean
+from mlxrun.jobs.records.manifest import hash_file
+from mlxrun.jobs.scoring.intervals import ScoreMean
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, MeasuredLines
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
@@ -37,19 +44,17 @@ def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
     place = Path("data", *(each or "_" for each in names))
     (folder / place).mkdir(parents=True, exist_ok=True)
     lines = place / f"{name}_samples.jsonl"
-    digest, rows = hashlib.sha256(), 0
-    with (folder / lines).open("wb") as file:
+    rows = 0
+    with (folder / lines).open("w", encoding="utf-8") as file:
         for row in list_rows(run):
-            data = (dump_json(row) + "\n").encode()
-            digest.update(data)
+            file.write(dump_json(row) + "\n")
             rows += 1
-            file.write(data)
     record = build_record(run)
     record["detailed_evaluation_results"] = {
         "format": "jsonl",
         "file_path": lines.as_posix(),
         "hash_algorithm": "sha256",
-        "checksum": digest.hexdigest(),
+        "checksum": hash_file(folder / lines),
         "total_rows": rows,
     }
     whole = folder / place / f"{name}.json"
@@ -66,16 +71,11 @@ def split_model_name(run: ExportedRun) -> tuple[str, str]:
 def build_record(run: ExportedRun) -> Json:
     """Build the aggregate, without the reference to its lines."""
     ended = _get_timestamp(run.ended)
-    groups = run.summary.groups
-    results = [_build_result(run, TOTAL, run.summary.total, run.summary.total.sample, None)]
-    results += [
-        _build_result(run, TOTAL, run.summary.total, scores, name)
-        for name, scores in run.summary.total.metrics.items()
-    ]
-    if len(groups) > 1:
-        results += [
-            _build_result(run, name, group, group.sample, None) for name, group in sorted(groups.items())
-        ]
+    groups, total = run.summary.groups, run.summary.total
+    results = [_build_result(run, TOTAL, total, total.sample, None)]
+    results += [_build_result(run, TOTAL, total, scores, name) for name, scores in total.metrics.items()]
+    several = sorted(groups.items()) if len(groups) > 1 else ()
+    results += [_build_result(run, name, group, group.sample, None) for name, group in several]
     status = "complete" if run.is_complete else f"partial: {run.summary.lines} of {run.run.total} lines"
     details = {key: dump_text(value) for key, value in run.facts.items() if value is not None}
     return {
@@ -163,14 +163,13 @@ def _build_result(
 
 
 def _build_source(run: ExportedRun, count: int) -> Json:
-    dataset, _, revision = (run.names.dataset or "").partition("@")
+    dataset, revision = run.names.split_dataset()
     if not dataset:
         path = str(run.run.paths.job.absolute())
         details = {"path": path, "sha256": run.facts["job_sha256"], "samples": str(count)}
         return {"dataset_name": run.task, "source_type": "other", "additional_details": details}
-    more = {"additional_details": {"revision": revision}} if revision else {}
     found = {"dataset_name": run.task, "source_type": "hf_dataset", "hf_repo": dataset}
-    return {**found, "samples_number": count, **more}
+    return {**found, "samples_number": count, **({"additional_details": revision} if revision else {})}
 
 
 def _build_uncertainty(scores: ScoreMean | MeasuredLines) -> Json:
@@ -179,8 +178,7 @@ def _build_uncertainty(scores: ScoreMean | MeasuredLines) -> Json:
     if error is not None:
         found["standard_error"] = {"value": error, "method": "analytic"}
     if interval is not None:
-        bounds = {"lower": interval.low, "upper": interval.high, "confidence_level": CONFIDENCE}
-        found["confidence_interval"] = bounds | {"method": interval.method}
+        found["confidence_interval"] = describe_interval(interval, "confidence_level")
     return found
 
 

@@ -44,9 +44,8 @@ def _choose_place(path: Path, runs: Sequence[ExportedRun], form: str) -> Path:
     folder = runs[0].run.paths.folder
     if len(runs) > 1:
         folder = path.with_suffix(".out") if path.is_file() else path
-    single = {INSPECT: "inspect.eval", MODEL_CARD: "model-card.md"}
-    many = {MODEL_CARD: "model-card.md"}
-    return folder / (many if len(runs) > 1 else single).get(form, form)
+    names = {MODEL_CARD: "model-card.md"} | ({} if len(runs) > 1 else {INSPECT: "inspect.eval"})
+    return folder / names.get(form, form)
 
 
 def _write(runs: Sequence[ExportedRun], form: str, place: Path) -> list[Path]:
@@ -56,17 +55,12 @@ def _write(runs: Sequence[ExportedRun], form: str, place: Path) -> list[Path]:
     if form == EVERY_EVAL_EVER:
         return [file for run in runs for file in write_every_eval_ever(run, place)]
     if form == LM_EVAL:
-        folders = [place if len(runs) == 1 else place / run.run.name for run in runs]
-        return [
-            file
-            for run, folder in zip(runs, folders, strict=True)
-            for file in write_lm_eval_files(run, folder)
-        ]
-    if len(runs) == 1:
-        write_inspect_log(runs[0], place)
-        return [place]
-    place.mkdir(parents=True, exist_ok=True)
-    files = [place / f"{run.run.name.replace('/', '__')}.eval" for run in runs]
+        folders = {run: place if len(runs) == 1 else place / run.run.name for run in runs}
+        return [file for run, folder in folders.items() for file in write_lm_eval_files(run, folder)]
+    files = [place]
+    if len(runs) > 1:
+        place.mkdir(parents=True, exist_ok=True)
+        files = [place / f"{run.run.name.replace('/', '__')}.eval" for run in runs]
     for run, file in zip(runs, files, strict=True):
         write_inspect_log(run, file)
     return files

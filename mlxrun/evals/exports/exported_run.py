@@ -14,6 +14,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.run_folders.run_line import RunLine
+from mlxrun.jobs.scoring.intervals import CONFIDENCE, ConfidenceInterval
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
@@ -31,6 +32,11 @@ class ExportNames:
     task: str | None = None
     dataset: str | None = None
     organization: str | None = None
+
+    def split_dataset(self) -> tuple[str, Json]:
+        """Return the hub id, empty without one, and the `revision`, if it names one."""
+        dataset, _, revision = (self.dataset or "").partition("@")
+        return dataset, {"revision": revision} if revision else {}
 
 
 @dataclass(slots=True)
@@ -134,8 +140,7 @@ class ExportedRun:
     @property
     def ended(self) -> str:
         """When the last run with work ended, or began if it was killed, in ISO 8601 and UTC."""
-        last = list_working_runs(self.manifest)[-1]
-        return str(last["ended"] or last["started"])
+        return self.run.ended
 
     @property
     def versions(self) -> dict[str, str]:
@@ -165,6 +170,12 @@ def name_metric(group: ScoreGroup) -> str:
     """Name a group's score: the match of its lines if they share one, else `score`."""
     (match,) = group.matches if len(group.matches) == 1 else ("score",)
     return METRICS.get(match, match)
+
+
+def describe_interval(interval: ConfidenceInterval, level: str = "level") -> Json:
+    """Describe an interval. `level`: what the format calls its confidence level."""
+    bounds = {"lower": interval.low, "upper": interval.high}
+    return bounds | {level: CONFIDENCE, "method": interval.method}
 
 
 def dump_json(value: Any) -> str:

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.limited_json import load_json
-from mlxrun.evals.exports.exported_run import ExportedRun, build_usage, dump_json, name_metric
+from mlxrun.evals.exports.exported_run import (
+    ExportedRun,
+    build_usage,
+    describe_interval,
+    dump_json,
+    name_metric,
+)
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
-from mlxrun.jobs.scoring.intervals import CONFIDENCE
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
@@ -25,6 +30,12 @@ _VERSION = 2
 _ID_LENGTH = 22  # of Inspect's own ids
 _SHOWN = 1000  # characters of an input in a summary
 _ROLES = ("system", "user", "assistant", "tool")
+# Fields of a request in Inspect's generate config: those of another name there, and those of the same.
+_RENAMED = {"stop": "stop_seqs", "n": "num_choices", "max_completion_tokens": "max_tokens"}
+_SAME = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty"),
+    *("presence_penalty", "logprobs", "top_logprobs", "reasoning_effort"),
+)
 _STOP_REASONS = {
     "stop": "stop",
     "end_turn": "stop",
@@ -97,17 +108,8 @@ def build_header(run: ExportedRun) -> Json:
 
 def _build_config(run: ExportedRun) -> Json:
     """The settings that all lines share, in the fields of Inspect's generate config."""
-    names = {
-        "stop": "stop_seqs",
-        "n": "num_choices",
-        "max_completion_tokens": "max_tokens",
-        **{
-            each: each
-            for each in ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty")
-        },
-        **{each: each for each in ("presence_penalty", "logprobs", "top_logprobs", "reasoning_effort")},
-    }
-    found = {names[key]: value for key, value in (run.summary.generation or {}).items() if key in names}
+    given = (run.summary.generation or {}).items()
+    found = {_RENAMED.get(key, key): value for key, value in given if key in (*_RENAMED, *_SAME)}
     if isinstance(found.get("stop_seqs"), str):
         found["stop_seqs"] = [found["stop_seqs"]]
     if not isinstance(found.get("logprobs", True), bool):  # a number, for completions
@@ -139,13 +141,10 @@ def _build_results(run: ExportedRun) -> Json:
 
 def _build_metrics(group: ScoreGroup, name: str) -> dict[str, Json]:
     """The mean of a group's scores, with its interval, and its standard error."""
-    found = {name: _build_metric(name, group.value)}
-    interval = group.interval
     facts: Json = {"samples": group.sample.count, "failed": group.failed, "unscored": group.unscored}
-    if interval is not None:
-        bounds = {"lower": interval.low, "upper": interval.high}
-        facts["confidence_interval"] = bounds | {"level": CONFIDENCE, "method": interval.method}
-    found[name]["metadata"] = facts
+    if (interval := group.interval) is not None:
+        facts["confidence_interval"] = describe_interval(interval)
+    found = {name: {**_build_metric(name, group.value), "metadata": facts}}
     if (error := group.sample.compute_standard_error()) is not None:
         found["stderr"] = _build_metric("stderr", error)
     return found

@@ -15,10 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlxrun.evals.exports.exported_run import ExportedRun, dump_json, name_metric
+from mlxrun.evals.exports.exported_run import ExportedRun, describe_interval, dump_json, name_metric
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
-from mlxrun.jobs.scoring.intervals import CONFIDENCE
 from mlxrun.jobs.scoring.measure import HIGHER
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
@@ -85,10 +84,7 @@ def build_results(run: ExportedRun) -> Json:
     else:
         groups, subtasks = {}, {name: [] for name in names}
     results = {name: _build_task(name, found) for name, found in names.items()}
-    samples = {
-        name: {"original": found.sample.count, "effective": found.sample.count}
-        for name, found in names.items()
-    }
+    counts = {name: found.sample.count for name, found in names.items()}
     config: Json = {"task": run.task, "dataset_path": run.names.dataset or str(run.run.paths.job.absolute())}
     config |= {"output_type": "generate_until", "generation_kwargs": summary.generation or {}}
     configs = {name: {**config, "task": name, "metadata": {"version": _VERSION}} for name in names}
@@ -106,7 +102,7 @@ def build_results(run: ExportedRun) -> Json:
             }
             for name, group in names.items()
         },
-        "n-samples": samples,
+        "n-samples": {name: {"original": count, "effective": count} for name, count in counts.items()},
     }
     return found | _build_provenance(run)
 
@@ -142,11 +138,7 @@ def _list_intervals(run: ExportedRun) -> Json:
     """The interval of each group's score, for which lm-eval has no place."""
     found = {group: each.interval for group, each in run.summary.groups.items()}
     found[run.task] = run.summary.total.interval
-    return {
-        name: {"lower": each.low, "upper": each.high, "level": CONFIDENCE, "method": each.method}
-        for name, each in found.items()
-        if each is not None
-    }
+    return {name: describe_interval(each) for name, each in found.items() if each is not None}
 
 
 def _list_means(group: ScoreGroup) -> Json:

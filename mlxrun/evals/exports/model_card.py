@@ -83,12 +83,11 @@ def build_model_index(runs: Sequence[ExportedRun]) -> Json:
         )
     results = []
     for run in runs:
-        dataset, _, revision = (run.names.dataset or "").partition("@")
-        found: Json = {"type": dataset or run.task, "name": run.task}
+        dataset, revision = run.names.split_dataset()
         results.append(
             {
                 "task": {"type": _TASK_TYPE, "name": run.task},
-                "dataset": found | ({"revision": revision} if revision else {}),
+                "dataset": {"type": dataset or run.task, "name": run.task} | revision,
                 "metrics": _list_metrics(run),
             }
         )
@@ -140,7 +139,7 @@ def _round_interval(group: ScoreGroup) -> list[float]:
 
 def build_entry(run: ExportedRun) -> Json:
     """Build the entry of a run in .eval_results/NAME.yaml. JobError without the hub id of the benchmark."""
-    dataset, _, revision = (run.names.dataset or "").partition("@")
+    dataset, revision = run.names.split_dataset()
     if "/" not in dataset:
         raise JobError(
             f"{run.run.paths.out}: this format names a benchmark of the hub: give its --dataset OWNER/NAME "
@@ -157,7 +156,7 @@ def build_entry(run: ExportedRun) -> Json:
         texts.append(f"{total.unscored} unscored")
     if not run.is_complete:
         texts.append(f"partial: of {run.run.total} lines")
-    found: Json = {"id": dataset, "task_id": run.task} | ({"revision": revision} if revision else {})
+    found = {"id": dataset, "task_id": run.task} | revision
     value = _round(total.value)
     return {"dataset": found, "value": value, "date": run.ended, "notes": "; ".join(texts)}
 

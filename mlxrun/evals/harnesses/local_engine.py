@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.config.loading import LoadedConfig, load_config
 from mlxrun.engine.client import EngineClient
 from mlxrun.jobs.lines.job_file import JobLine
@@ -109,8 +108,7 @@ class LocalEngine:
     async def _start(self) -> None:
         model_info = load_model_info(self.config.model, weights=True)
         self._client = await EngineClient.start(lift_step_limit(self.config), model_info)
-        formats = detect_formats(model_info.chat_template, model_info.tokenizer, self.config.parsers)
-        preparer = LinePreparer(model_info, self.config, None, formats=formats, max_tokens=None)
+        preparer = LinePreparer(model_info, self.config, None, max_tokens=None)
         answers = PartialAnswers(Path(os.devnull), keep=False)
         meter = ProgressMeter(time.monotonic)
         self._answerer = LineAnswerer(self._client, preparer, self.config, meter, answers)

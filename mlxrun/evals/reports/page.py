@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from types import SimpleNamespace
@@ -39,6 +39,7 @@ _SCRIPTS = ("text.js", "lines.js", "detail.js", "live.js", "page.js")
 MOST_SCORED = 6  # runs whose scores by group are shown at once
 MOST_DIFFERENCES = 40  # settings
 CHUNK = 100  # lines
+_TEXTS = ("answer", "reasoning", "note", "error")  # of an answer
 _SHARED = 80  # characters from which a text that repeats is shared
 # Inside a script element, HTML would read these; as JSON escapes they are the same text.
 _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
@@ -225,67 +226,53 @@ def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str
 def build_chunks(rows: Sequence[LineRow], runs: int) -> Iterator[Markup]:
     """Yield the details of all lines, CHUNK of them at a time. `runs`: the number of runs."""
     for start in range(0, len(rows), CHUNK):
-        shared = _SharedTexts()
-        found = [_build_row(row, runs) for row in rows[start : start + CHUNK]]
-        yield dump_json({"rows": shared.replace(found), "texts": shared.texts})
+        shared, chunk = _SharedTexts(), rows[start : start + CHUNK]
+        for row in chunk:
+            _build_row(row, runs, shared.count)
+        yield dump_json(
+            {"rows": [_build_row(row, runs, shared.share) for row in chunk], "texts": shared.texts}
+        )
 
 
-def _build_row(row: LineRow, runs: int) -> dict[str, Any]:
-    """A copy of what is shown of a row, whose texts may be replaced."""
-    answers = []
-    for run in range(runs):
-        answer = row.answers.get(run)
-        shown = None if answer is None else dict(answer.shown)
-        for name in ("prompt", "transcript"):
-            if shown is not None and name in shown:
-                shown[name] = _copy_prompt(shown[name])
-        answers.append(shown)
-    return {"prompt": None if row.prompt is None else _copy_prompt(row.prompt), "runs": answers}
+def _build_row(row: LineRow, runs: int, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """What is shown of a row. `change`: gets each text that the page looks up in `texts`, those of prompts
+    and answers, and images, and returns what stands for it."""
+    answers = [row.answers.get(run) for run in range(runs)]
+    shown = [None if answer is None else dict(answer.shown) for answer in answers]
+    prompt = None if row.prompt is None else _change_prompt(row.prompt, change)
+    for each in filter(None, shown):
+        talks = {name: each[name] for name in ("prompt", "transcript") if name in each}
+        each |= {name: _change_prompt(talk, change) for name, talk in talks.items()}
+    for each in filter(None, shown):
+        each |= {key: change(each[key]) for key in _TEXTS if key in each}
+        if "choices" in each:
+            each["choices"] = [change(choice) for choice in each["choices"]]
+    return {"prompt": prompt, "runs": shown}
 
 
-def _copy_prompt(prompt: Prompt) -> list[Any]:
-    return [[role, text, [list(each) for each in media], *more] for role, text, media, *more in prompt]
+def _change_prompt(prompt: Prompt, change: Callable[[Any], Any]) -> list[Any]:
+    return [
+        [role, change(text), [[change(url), name] for url, name in media], *more]
+        for role, text, media, *more in prompt
+    ]
 
 
 class _SharedTexts:
-    """Replaces long texts that occur more than once by the number of their place in `texts`. Only texts that
-    the page reads as such are replaced: those of prompts and answers, and images."""
-
-    _KEYS = ("answer", "reasoning", "note", "error")
+    """Replaces long texts that occur more than once by the number of their place in `texts`."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._numbers: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
-    def replace(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for row in rows:
-            self._visit(row, self._count)
-        for row in rows:
-            self._visit(row, self._share)
-        return rows
-
-    def _visit(self, row: dict[str, Any], change: Any) -> None:
-        answers = [answer for answer in row["runs"] if answer]
-        names = ("prompt", "transcript")
-        for prompt in (row["prompt"], *(answer.get(name) for answer in answers for name in names)):
-            for message in prompt or ():
-                message[1] = change(message[1])
-                for image in message[2]:
-                    image[0] = change(image[0])
-        for answer in answers:
-            for key in self._KEYS:
-                if key in answer:
-                    answer[key] = change(answer[key])
-            if "choices" in answer:
-                answer["choices"] = [change(each) for each in answer["choices"]]
-
-    def _count(self, text: Any) -> Any:
+    def count(self, text: Any) -> Any:
+        """Count a text, and return it."""
         if isinstance(text, str) and len(text) >= _SHARED:
             self._counts[text] += 1
         return text
 
-    def _share(self, text: Any) -> Any:
+    def share(self, text: Any) -> Any:
+        """Return the number of a text that was counted twice; any other as it is."""
         if not isinstance(text, str) or self._counts[text] < 2:
             return text
         if text not in self._numbers:

@@ -100,8 +100,8 @@ class Thumbnails:
         from mlxrun.api.text.media.media_sources import MediaSources
 
         known = {key: media[key] for key in ("roots", "max_bytes", "max_pixels") if key in media}
-        self._sources = MediaSources(MediaSettings(**known), folder)
-        self._max_pixels = MediaSettings(**known).max_pixels
+        settings = MediaSettings(**known)
+        self._sources, self._max_pixels = MediaSources(settings, folder), settings.max_pixels
         self._side = FULL_SIDE if full else SIDE
         self._made: dict[bytes, tuple[str, str]] = {}
         self._bytes = 0

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache
+
 from mlxrun.core.errors import JobError, NotFound
 from mlxrun.evals.reports.shown_text import pluralize_count
-from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder, list_working_runs
+from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import RUN_SUFFIX, SUITE_NAME, find_cell, find_outputs
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.scoring.score_groups import format_described
@@ -70,7 +71,7 @@ class RunPages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
         self._lock = Lock()
-        self._kept: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()
+        self._kept: LRUCache[tuple[str, ...], tuple[str, str]] = LRUCache(MOST_KEPT)
         self._known: dict[Path, tuple[object, ListedRun]] = {}
 
     @property
@@ -112,12 +113,9 @@ class RunPages:
         if not keys:
             return digest, render_index(listed, self._folder.name, digest)
         with self._lock:  # a second request for a page waits for the first
-            kept = self._kept.pop(tuple(keys), None)
+            kept = self._kept.get(tuple(keys))
             if kept is None or kept[0] != digest:
-                kept = digest, _render_report(chosen, digest)
-            self._kept[tuple(keys)] = kept
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+                kept = self._kept[tuple(keys)] = digest, _render_report(chosen, digest)
             return kept
 
     def _find_suites(self) -> Iterator[Path]:
@@ -140,9 +138,7 @@ class RunPages:
         try:
             run = RunFolder.open(out)
             state, (done, failed, total) = run.shown_state, run.progress
-            times = list_working_runs(run.manifest)
             model: Mapping[str, Any] = run.manifest["model"]
-            last = times[-1] if times else {}
             return ListedRun(
                 key,
                 "",
@@ -152,8 +148,8 @@ class RunPages:
                 done,
                 failed,
                 total,
-                _format_score(run.manifest),
-                str(last.get("ended") or last.get("started") or ""),
+                format_described(run.total_score) if run.total_score else "",
+                run.ended,
             )
         except (JobError, *DAMAGE) as error:
             return ListedRun(key, "", out, DAMAGED, note=f"the manifest is damaged: {error}")
@@ -181,13 +177,11 @@ class RunPages:
             is_suite=True,
         )
 
-    def _list_facts(self, run: ListedRun) -> Iterator[Any]:
+    def _list_facts(self, run: ListedRun) -> list[Any]:
         """What changes when a run's report does."""
-        yield run
-        for out in run.outputs:
-            paths = JobPaths(self._folder, out)
-            yield from map(_get_stamp, (paths.out, paths.errors, paths.manifest, paths.timings))
-        yield _get_stamp(run.path / SUITE_NAME)
+        all_paths = [JobPaths(self._folder, out) for out in run.outputs]
+        files = [file for each in all_paths for file in (each.out, each.errors, each.manifest, each.timings)]
+        return [run, *map(_get_stamp, [*files, run.path / SUITE_NAME])]
 
 
 def _render_report(chosen: Sequence[ListedRun], digest: str) -> str:
@@ -230,11 +224,6 @@ def _is_running(run: ListedRun) -> bool:
     return run.state == RUNNING
 
 
-def _format_score(manifest: Mapping[str, Any]) -> str:
-    total = (manifest.get("scores") or {}).get("total")
-    return format_described(total) if total and total.get("lines") else ""
-
-
 def _get_stamp(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
@@ -244,5 +233,4 @@ def _get_stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _hash(value: Any) -> str:
-    shown = [list(each) if isinstance(each, Iterator) else each for each in value]
-    return hashlib.sha256(repr(shown).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -87,20 +87,38 @@ class RunFolder:
         """The number of lines of the job."""
         return int(self.manifest["input"]["lines"])
 
+    @property
+    def total_score(self) -> dict[str, Any]:
+        """The figure of all lines, as the manifest has it; empty if no line is scored."""
+        found: dict[str, Any] = (self.manifest.get("scores") or {}).get("total") or {}
+        return found if found.get("lines") else {}
+
+    @property
+    def ended(self) -> str:
+        """When the last run with work ended, or began if it was killed, in ISO 8601 and UTC. Empty if none
+        has begun."""
+        last = (list_working_runs(self.manifest) or [{}])[-1]
+        return str(last.get("ended") or last.get("started") or "")
+
     def count_lines(self) -> int:
         """Count the lines that have a record. After a kill, the counts in the manifest are older."""
         return sum(1 for _ in self.read_lines())
 
     def check(self) -> list[RunProblem]:
         """List everything that is not as the run wrote it, in the order in which it is found."""
-        problems: list[RunProblem] = []
-        for _ in self.read_lines(problems.append):
-            pass
+        problems = self.list_problems()
         digest = self.manifest["output"]["sha256"]
         harmed = any(problem.kind != "job" for problem in problems)
         if digest and self.state == DONE and not harmed and hash_file(self.paths.out) != digest:
             text = f"its digest is not that of {self.paths.manifest.name}: its records were moved or removed"
             problems.append(RunProblem("edited", self.paths.out, text))
+        return problems
+
+    def list_problems(self) -> list[RunProblem]:
+        """List what reading all lines finds, without the digest of the whole output."""
+        problems: list[RunProblem] = []
+        for _ in self.read_lines(problems.append):
+            pass
         return problems
 
     def read_lines(self, on_problem: OnProblem | None = None) -> Iterator[RunLine]:

@@ -20,6 +20,7 @@ from mlxrun.jobs.records.run_paths import JobPaths
 
 _HEAD = re.compile(rb'\{"id": "' + ID_PREFIX.encode() + rb'([0-9a-f]{32})"')
 _STATES = {False: "done", True: "failed"}
+_NO_RECORD = "this is no record: it was damaged, or mlxrun did not write it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,7 @@ class RecordTable:
         if place.failed or head is None:
             record = parse_record(data)
         if head is None and record is None:
-            text = "this is no record: it was damaged, or mlxrun did not write it"
-            return self.on_problem(RunProblem("edited", path, text, place.number))
+            return self.on_problem(RunProblem("edited", path, _NO_RECORD, place.number))
         key = head[1].decode() if head else str((record or {})["id"]).removeprefix(ID_PREFIX)
         number = record["error"]["line"] if record and record["error"] else None
         claim = self._claims.pop((key, number), None) or self._claims.pop((key, None), None)
@@ -176,8 +176,7 @@ class RecordTable:
         name = self.paths.journal.name
         if claim is None:
             if record is None:
-                text = "this is no record: it was damaged, or mlxrun did not write it"
-                return RunProblem("edited", path, text, place.number, _find_id(data))
+                return RunProblem("edited", path, _NO_RECORD, place.number, _find_id(data))
             if not has_journal or not self.finished:
                 return None
             text = f"has a record of which {name} knows nothing: it is from another run, or was edited"

@@ -14,10 +14,12 @@ from typing import Any
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.records.output_records import read_usage
-from mlxrun.jobs.scoring.answer_text import extract_answer, extract_answers
+from mlxrun.jobs.scoring.answer_text import REASONING_FIELDS, extract_answer, extract_answers
 from mlxrun.jobs.scoring.likeliest import sum_continuations
 
-_INPUTS = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix", "model", "user")
+# Fields of bodies that are the prompt, and those that do not say how to generate.
+PROMPT_FIELDS = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")
+_INPUTS = (*PROMPT_FIELDS, "model", "user")
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,7 @@ def _name_source(kind: str, url: str) -> str:
     return kind if url.startswith("data:") or not url else f"{kind} {url}"
 
 
-_REASONING = ("reasoning_content", "reasoning")
-_OWN = ("tool_calls", "tool_call_id", "name", *_REASONING)  # what a turn has apart from its content
+_OWN = ("tool_calls", "tool_call_id", "name", *REASONING_FIELDS)  # what a turn has apart from its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,9 @@ def _read_turn(item: Any, names: dict[str, str]) -> TranscriptTurn:
             names[str(call.get("id"))] = name
     rest = {key: value for key, value in fields.items() if key not in _OWN}
     (message,) = list_messages({"messages": [{"content": None, **rest}]})
-    reasoning = next((text for key in _REASONING if isinstance(text := fields.get(key), str) and text), "")
+    reasoning = next(
+        (text for key in REASONING_FIELDS if isinstance(text := fields.get(key), str) and text), ""
+    )
     tool = fields.get("name") or names.get(str(fields.get("tool_call_id")), "")
     return TranscriptTurn(message, reasoning, calls, str(tool) if message.role == "tool" else "")
 

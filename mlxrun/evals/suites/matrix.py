@@ -130,7 +130,7 @@ def _load_config(
     own = file.tree.find(("models", model, "set"))
     varied = {}
     for key, position in chosen.items():
-        keys = file.find("vary", key)
+        keys = file.tree.find_nearest(("vary", key))
         value = keys.value[position]
         varied[key] = ConfigNode(value.value, value.origin, keys.key_origin)
     of_user = {} if user is None or user.value is None else {_USER: user}

@@ -11,7 +11,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import MEDIA_COLUMNS, FewShot, SuiteTask
-from mlxrun.evals.tasks.task_box import list_task_names
+from mlxrun.evals.tasks.task_box import SOURCES, list_task_names
 from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
@@ -22,6 +22,10 @@ SAMPLING = "sampling."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
 _OWN_FILES = ("suite.json", "suite.yaml", "report.html", "report.md")  # beside the folders of models
 _TEMPLATES = ("prompt", "prompts", "messages", "template")
+_MISSING_JUDGE = (
+    "there is no judge: give the task `judge: {prompt: ..., verdict: ...}`, or `judge: later` for one that "
+    "`mlxrun score --judge FILE` brings"
+)
 NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
 
 
@@ -67,7 +71,7 @@ def _check_sources(task: SuiteTask) -> Iterator[Problem]:
 
 def list_sources(source: SuiteTask | FewShot | None) -> list[str]:
     """List the keys with which a task, or its examples, name where rows come from. Valid is one at most."""
-    return [name for name in ("data", "hub", "rows") if getattr(source, name, None)]
+    return [name for name in SOURCES if getattr(source, name, None)]
 
 
 def _check_template(task: SuiteTask) -> Iterator[Problem]:
@@ -113,8 +117,9 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
             known = ", ".join(map(repr, MATCHES))
             suggestion = suggest(match, MATCHES)
             yield steps, f"{match!r} is not one of {known}{suggestion}"
+        if match == "judge" and task.judge is None and "scorer" not in task.eval:
+            yield steps, _MISSING_JUDGE
     yield from _find_unknown_key(task)
-    yield from _find_missing_judge(task)
     if task.choices and task.match not in (None, "likeliest"):
         yield ("match",), "answers of `choices` are compared by `likeliest` only"
     for name in ("choices", "expected", "few_shot", "judge"):
@@ -139,15 +144,6 @@ def _find_unknown_key(task: SuiteTask) -> Iterator[Problem]:
         found = find_unknown_key(task.eval, match, match == "judge" or "scorer" in task.eval)
         if found is not None:
             yield ("eval", found[0]), f"it {found[1]}"
-
-
-def _find_missing_judge(task: SuiteTask) -> Iterator[Problem]:
-    if task.judge is not None or "scorer" in task.eval:
-        return
-    text = "there is no judge: give the task `judge: {prompt: ..., verdict: ...}`, or `judge: later` for one "
-    for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
-        if match == "judge":
-            yield steps, text + "that `mlxrun score --judge FILE` brings"
 
 
 def _check_vary(file: SuiteFile) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
@@ -94,8 +93,7 @@ class CostCheck:
         path = folder / "job.jsonl"
         self.jobs.write(cell, path)
         config = self.jobs.add_media_folder(cell)
-        formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
-        preparer = LinePreparer(info, config, folder, formats=formats)
+        preparer = LinePreparer(info, config, folder)
 
         def report(number: int, reason: str) -> None:
             self.say(f"{cell.name}: line {number}: {reason}")

@@ -46,19 +46,15 @@ class SuiteFile:
         """The folder to which paths in the suite are relative."""
         return self.path.parent
 
-    def find(self, *steps: Step) -> ConfigNode:
-        """Return the node at a path, or the nearest node above it."""
-        while (node := self.tree.find(steps)) is None:
-            steps = steps[:-1]
-        return node
-
     def locate(self, *steps: Step) -> str:
         """Return the position and the path of a value, as errors begin."""
-        return ConfigProblem.at(self.find(*steps).origin, _join(steps), "").text.removesuffix(": ")
+        return ConfigProblem.at(self.tree.find_nearest(steps).origin, _join(steps), "").text.removesuffix(
+            ": "
+        )
 
     def report(self, steps: Sequence[Step], message: str, *, at_key: bool = False) -> None:
         """Add a problem of a value, or of its key."""
-        node = self.find(*steps)
+        node = self.tree.find_nearest(steps)
         origin = (node.key_origin if at_key else None) or node.origin
         self.problems.append(ConfigProblem.at(origin, _join(steps), message))
 

@@ -7,7 +7,6 @@ cell was computed is in the manifest of its own run.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -15,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
 from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED
-from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
+from mlxrun.jobs.records.manifest import write_json
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
-from mlxrun.jobs.records.run_paths import list_common_reasons, wrap_write_errors
+from mlxrun.jobs.records.run_paths import list_common_reasons
 from mlxrun.jobs.run.progress import format_now, pluralize
 from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
 from mlxrun.jobs.scoring.score_groups import format_described
@@ -58,7 +57,7 @@ class SuiteManifest:
     leaves out."""
 
     def __init__(self, folder: Path, file: SuiteFile, cells: Sequence[Cell]) -> None:
-        self._folder, self._path = folder, folder / "suite.json"
+        self._folder, self._path = folder, folder / SUITE_NAME
         self.cells = cells
         earlier = read_suite_manifest(self._path) or {"cells": [], "runs": []}
         known = {each["name"]: each for each in earlier["cells"]}
@@ -102,25 +101,20 @@ class SuiteManifest:
     def _write(self) -> None:
         cells = list(self.records.values())
         content = {**self._head, "state": self._state, "cells": cells, "pools": self.pools}
-        _write_content(self._path, {**content, "runs": self._runs})
+        write_json(self._path, {**content, "runs": self._runs})
 
 
 def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
     """Replace the scores of a cell that was scored again, if `out` is the output of a cell."""
     found = find_cell(out)
-    manifest = None if found is None else read_suite_manifest(found[0] / "suite.json")
+    manifest = None if found is None else read_suite_manifest(found[0] / SUITE_NAME)
     if found is None or manifest is None:
         return
     for record in manifest["cells"]:
         if record["name"] == "/".join(found[1:]):
             record["scores"] = scores
     manifest["pools"] = pool_seeds(found[0], manifest["cells"], manifest.get("pools", []))
-    _write_content(found[0] / "suite.json", manifest)
-
-
-def _write_content(path: Path, content: Mapping[str, Any]) -> None:
-    with wrap_write_errors(path):
-        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_json(found[0] / SUITE_NAME, manifest)
 
 
 def _describe_models(file: SuiteFile, cells: Sequence[Cell]) -> Record:

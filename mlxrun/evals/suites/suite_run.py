@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
@@ -238,9 +237,7 @@ class SuiteRun:
         configs, setups = [own, make_user_config(own)][: len(models)], list[JobSetup]()
         for config, (info, start) in zip(configs, models, strict=True):
             assert config is not None, "only a config with a user has a second model"
-            formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
-            preparer = LinePreparer(info, config, job.parent, formats=formats)
-            device = partial(self.setup.device, config)
+            preparer, device = LinePreparer(info, config, job.parent), partial(self.setup.device, config)
             setups.append(JobSetup(config, hash_config(config), info, preparer, start, device))
         return replace(setups[0], evals=make_eval_reader(job), user=next(iter(setups[1:]), None))
 

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge import Judge, parse_judge, read_judge
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
 from mlxrun.evals.suites.task_rows import RowSource, make_data_url, make_sound_url
 from mlxrun.jobs.lines.line_keys import is_local_path
-from mlxrun.jobs.lines.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
+from mlxrun.jobs.lines.line_template import (
+    LINE_SUFFIXES,
+    LineTemplate,
+    check_cell,
+    read_named_text,
+    read_template,
+)
 from mlxrun.jobs.lines.table_files import Row, RowError
 from mlxrun.jobs.scoring.eval_spec import find_option
 from mlxrun.jobs.scoring.perplexity import WINDOWS
@@ -242,11 +247,9 @@ def compile_parts(
 def _read_file(path: Path, is_completion: bool) -> LineTemplate | JobError:
     try:
         if is_completion and path.suffix.lower() not in LINE_SUFFIXES:
-            text = read_text_file(path).removesuffix("\n")
+            text = read_named_text(path, "template").removesuffix("\n")
             return LineTemplate({"prompt": text}, str(path))
         return read_template(path)
-    except OSError as error:
-        return JobError(f"{path}: cannot read the template: {error.strerror}")
     except JobError as error:
         return error
 

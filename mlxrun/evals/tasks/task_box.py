@@ -16,7 +16,7 @@ from mlxrun.config.yaml_source import parse_yaml
 from mlxrun.core.field_errors import suggest
 
 FOLDER = Path(__file__).parent
-_SOURCES = ("data", "hub", "rows")  # of rows, of which a task or its examples have one
+SOURCES = ("data", "hub", "rows")  # of rows, of which a task or its examples have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _leave_sources(below: ConfigNode, top: ConfigNode) -> ConfigNode:
     if not (isinstance(below.value, dict) and isinstance(top.value, dict)):
         return below
     kept = below.value
-    if top.value.keys() & set(_SOURCES):
-        kept = {name: each for name, each in kept.items() if name not in _SOURCES or name in top.value}
+    if top.value.keys() & set(SOURCES):
+        kept = {name: each for name, each in kept.items() if name not in SOURCES or name in top.value}
     kept = {
         name: _leave_sources(each, top.value[name]) if name in top.value else each
         for name, each in kept.items()

@@ -7,7 +7,8 @@ in the order of the file. `check_line_body` needs no model: it checks names and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -46,7 +47,7 @@ from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.line_bodies import TranscriptBody
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
-from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader
+from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader, EvalSpec
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 
 _AT_ONCE = 16
@@ -199,31 +200,32 @@ def report_likelihood_lines(job: Path, name: str, say: Callable[[str], None]) ->
 
 def _count_likelihood_lines(job: Path) -> tuple[set[str], int, int]:
     """The matches of such lines, and the numbers of such lines and of all."""
-    names, found, lines = set[str](), 0, 0
-    with open_job(job) as file:
-        for raw in read_lines(file):
-            lines += 1
-            if b'"likeliest"' in raw.data or b'"perplexity"' in raw.data:
-                wanted = parse_line(raw, evals=EvalReader(scorers=None)).eval
-                if wanted is not None and wanted.name in OF_LOGPROBS:
-                    names.add(wanted.name)
-                    found += 1
-    return names, found, lines
+    names, lines = Counter[str](), 0
+    for _, wanted in _read_evals(job, b'"likeliest"', b'"perplexity"'):
+        lines += 1
+        if wanted is not None and wanted.name in OF_LOGPROBS:
+            names[wanted.name] += 1
+    return set(names), names.total(), lines
 
 
 def load_line_scorers(job: Path) -> dict[str, Scorer]:
     """Load the scorers that lines name in `eval`, by name. This runs code that the job file names. JobError
     with the line if a scorer cannot be loaded."""
     found: dict[str, Scorer] = {}
+    for number, wanted in _read_evals(job, b'"scorer"'):
+        scorer = None if wanted is None else wanted.scorer
+        if isinstance(scorer, UnloadedScorer) and scorer.name not in found:
+            try:
+                found[scorer.name] = load_scorer(scorer.name)
+            except JobError as error:
+                raise JobError(f"{job}:{number}: eval.scorer: {error}") from error
+    return found
+
+
+def _read_evals(job: Path, *marks: bytes) -> Iterator[tuple[int, EvalSpec | None]]:
+    """The number of each line and its `eval`; None for lines without one of the marks, which are not
+    parsed."""
     with open_job(job) as file:
         for raw in read_lines(file):
-            if b'"scorer"' not in raw.data:  # spares parsing most lines
-                continue
-            wanted = parse_line(raw, evals=EvalReader(scorers=None)).eval
-            scorer = None if wanted is None else wanted.scorer
-            if isinstance(scorer, UnloadedScorer) and scorer.name not in found:
-                try:
-                    found[scorer.name] = load_scorer(scorer.name)
-                except JobError as error:
-                    raise JobError(f"{job}:{raw.number}: eval.scorer: {error}") from error
-    return found
+            is_marked = any(mark in raw.data for mark in marks)
+            yield raw.number, parse_line(raw, evals=EvalReader(scorers=None)).eval if is_marked else None

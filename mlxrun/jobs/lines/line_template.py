@@ -137,12 +137,7 @@ def _find_no_text(value: Any) -> str | None:
 def read_template(path: Path) -> LineTemplate:
     """Read the template in a file: a job line if the file's suffix is one of LINE_SUFFIXES, else a message.
     JobError if it cannot be read."""
-    try:
-        text = read_text_file(path)
-    except OSError as error:
-        raise JobError(f"{path}: cannot read the template: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise JobError(f"{path}: the template is not UTF-8 text: {error.reason}") from error
+    text = read_named_text(path, "template")
     if path.suffix.lower() not in LINE_SUFFIXES:
         return make_message_template(text.removesuffix("\n"), str(path))
     problems: list[ConfigProblem] = []
@@ -156,6 +151,16 @@ def read_template(path: Path) -> LineTemplate:
     if problems:
         raise JobError.from_problems(problem.text + hint for problem in problems)
     return LineTemplate(value, str(path))
+
+
+def read_named_text(path: Path, what: str) -> str:
+    """Read a text that the user names, such as a template. JobError if it cannot be read."""
+    try:
+        return read_text_file(path)
+    except OSError as error:
+        raise JobError(f"{path}: cannot read the {what}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise JobError(f"{path}: the {what} is not UTF-8 text: {error.reason}") from error
 
 
 def make_message_template(text: str, name: str) -> LineTemplate:

@@ -43,13 +43,12 @@ def _hash(text: str) -> int:
 
 def _start(value: Any, size: int) -> str:
     """The first `size` characters, at least, of the texts in `value`."""
-    found, length = [], 0
+    found = ""
     for text in iterate_texts(value):
-        found.append(text[:size])
-        length += len(found[-1])
-        if length >= size:
+        found += text[:size]
+        if len(found) >= size:
             break
-    return "".join(found)[:size]
+    return found[:size]
 
 
 def iterate_texts(value: Any) -> Iterator[str]:

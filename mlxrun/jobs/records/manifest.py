@@ -113,7 +113,7 @@ class Manifest:
         if workers := meter.workers():
             self._runs[-1]["workers"] = workers
         self._write(index, meter, hash_file(self._paths.out) if complete else None)
-        write_scores(self._paths, self._count_states(index), self.scores)
+        write_scores(self._paths, count_states(index, self.scores), self.scores)
 
     def count_lines(self, lines: Mapping[int, int]) -> None:
         """Set the number of lines that have records of each run. Run 0 stands for an unknown run, from a
@@ -125,14 +125,6 @@ class Manifest:
         if known is not None:
             known["lines"] += lines.get(0, 0)
 
-    def _count_states(self, index: LineIndex) -> dict[str, int]:
-        return {
-            "total": len(index),
-            "done": index.state.count(DONE),
-            "failed": index.state.count(FAILED),
-            "cut_by_length": self.scores.cut_by_length,
-        }
-
     def _write(self, index: LineIndex, meter: ProgressMeter | None, output: str | None) -> None:
         used = [RunEnvironment.parse(run) for run in self._runs if run["lines"]]
         content = {
@@ -143,7 +135,7 @@ class Manifest:
             "seeds": {"base": self._base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
             "input": {"path": os.path.abspath(self._paths.job), "sha256": index.sha256, "lines": len(index)},
             "output": {"path": os.path.abspath(self._paths.out), "sha256": output},
-            "counts": self._count_states(index),
+            "counts": count_states(index, self.scores),
             "scores": self.scores.describe(),
             "tokens": {
                 "prompt": meter.total_prompt if meter else 0,
@@ -157,6 +149,16 @@ class Manifest:
         write_json(self._paths.manifest, content)
 
 
+def count_states(index: LineIndex, scores: Scores) -> dict[str, int]:
+    """Count the lines as the `counts` of manifest.json and scores.json have them."""
+    return {
+        "total": len(index),
+        "done": index.state.count(DONE),
+        "failed": index.state.count(FAILED),
+        "cut_by_length": scores.cut_by_length,
+    }
+
+
 def _list_changes(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config that are not the defaults, by `section.key`."""
     values, defaults = flatten_settings(config), flatten_settings(to_plain(Config()))
@@ -165,7 +167,7 @@ def _list_changes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file of the run folder by JSON. JobError if it cannot be written."""
+    """Replace a file of a run folder, or of a suite, by JSON. JobError if it cannot be written."""
     with wrap_write_errors(path):
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 

@@ -206,14 +206,15 @@ def describe_changes(
     was, now = flatten_settings(old), flatten_settings(new)
     for key in sorted(was.keys() | now.keys()):
         if was.get(key) != now.get(key):
-            name = _SETTING_NAMES.get(key, key)
+            name = SETTING_NAMES.get(key, key)
             values = (json.dumps(each.get(key), ensure_ascii=False)[:60] for each in (now, was))
             yield f"{name} has changed" if key in _DIGESTS else "{} is {}, was {}".format(name, *values)
 
 
 # Those that do not depend on the model.
 _OWN_SETTINGS = ("engine", "parsers", "sampling", "stored_bits", "kv", "prefill", "structured", "user")
-_SETTING_NAMES = {
+# Settings as messages call them, where that is not their key.
+SETTING_NAMES = {
     "user.model.model": "the model of the user (batch.user_model)",
     "model.template": "the chat template",
     "model.tokenizer": "the tokenizer",

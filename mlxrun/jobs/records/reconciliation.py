@@ -159,9 +159,10 @@ class Reconciler:
         self.state.discarded += Counter()  # without counts of 0
         return self.state
 
-    def check(self) -> None:
-        """Check all records; nothing is written. JobError names the first record that `rewrite` would
-        discard, that has no digest in a journal, or that the journal has and the outputs lack."""
+    def check(self) -> int:
+        """Check all records, and return their number; nothing is written. JobError names the first record
+        that `rewrite` would discard, that has no digest in a journal, or that the journal has and the outputs
+        lack."""
         for path, state in ((self._paths.out, DONE), (self._paths.errors, FAILED)):
             with open_regular(path) if path.exists() else nullcontext(()) as lines:
                 for number, data in enumerate(lines, 1):
@@ -176,7 +177,7 @@ class Reconciler:
                             f"{self._paths.journal.name}, so that it cannot be seen whether it was edited"
                         )
                     self._index.state[position] = state
-        left = (at for at in range(len(self._index)) if self._index.state[at] == TODO)
+        left = [at for at in range(len(self._index)) if self._index.state[at] == TODO]
         lost = [at for at in left if self._get_claim(at)[0] in (DONE, FAILED)]
         self._index.state[:] = bytes(len(self._index))
         if lost:
@@ -185,6 +186,7 @@ class Reconciler:
             name = f"line {line.number}" if line.custom_id is None else f"line {line.custom_id!r}"
             more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
             raise JobError(f"{path}: the record of {name} is missing, which the journal has{more}")
+        return len(self._index) - len(left)
 
     def _list_pending(self) -> list[Path]:
         """New journals of starts that were killed: the records that such a start replaced fit these."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.parsers.answer_parser import ModelFormats
+from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.stored_files import ReadFile
 from mlxrun.api.text.media.images import MediaLoader
@@ -53,9 +54,9 @@ def derive_line_seed(base: int, custom_id: str) -> int:
 
 class LinePreparer:
     """Turns lines into Requests. It needs no engine, so `--dry-run` and `--strict` use it too. `folder`: the
-    folder of relative image paths, None to refuse paths; `max_tokens`: the limit of answers where neither
-    line nor config sets one, None for the context's end; `stamp`: the stamp of the lines' batch in a
-    server."""
+    folder of relative image paths, None to refuse paths; `formats`: None for those of the model;
+    `max_tokens`: the limit of answers where neither line nor config sets one, None for the context's end;
+    `stamp`: the stamp of the lines' batch in a server."""
 
     stamp: BatchStamp | None = None
 
@@ -71,7 +72,9 @@ class LinePreparer:
         self.folder = folder
         image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
         loader = MediaLoader(config.media, folder, memory_bytes=image_bytes)
-        self._context = ApiContext(model_info, config, loader, formats or ModelFormats())
+        if formats is None:
+            formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
+        self._context = ApiContext(model_info, config, loader, formats)
         self._config = config
         self._max_tokens = max_tokens
         self._read_file: ReadFile | None = None

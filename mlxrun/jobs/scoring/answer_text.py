@@ -11,7 +11,7 @@ from mlxrun.core.limited_json import load_json
 
 _CALLS = ("function_call", "custom_tool_call", "tool_use")  # items of responses, blocks of messages
 _REASONING = ("reasoning", "thinking", "redacted_thinking")  # items of responses, blocks of messages
-_REASONING_FIELDS = ("reasoning_content", "reasoning")  # of a chat's message
+REASONING_FIELDS = ("reasoning_content", "reasoning")  # of a chat's message
 _VECTORS = ("data", "results")  # of embeddings and reranking
 _CUT = ("max_tokens", "model_context_window_exceeded")  # Anthropic's reasons
 
@@ -61,10 +61,10 @@ def strip_reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _strip_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     message = choice.get("message") or {}
-    if not any(message.get(name) for name in _REASONING_FIELDS):
+    if not any(message.get(name) for name in REASONING_FIELDS):
         return dict(choice)
     kept = {key: value for key, value in choice.items() if key not in ("logprobs", "token_ids")}
-    return {**kept, "message": {key: message[key] for key in message if key not in _REASONING_FIELDS}}
+    return {**kept, "message": {key: message[key] for key in message if key not in REASONING_FIELDS}}
 
 
 def _list_parts(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

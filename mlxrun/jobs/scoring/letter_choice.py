@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _MOST = 10_000  # characters at the end of an answer that are read
 _RUN = re.compile(r"([*_`\"'$(\[{<>\s])\1{2,}")
@@ -70,7 +70,7 @@ def find_letters(answer: str, options: Sequence[str] = ()) -> list[str]:
         return [names[whole]]
     answer = _RUN.sub(r"\1\1", answer[-_MOST:].translate(_ASCII))
     kinds: tuple[Callable[[str, dict[str, str]], Iterator[str]], ...] = (
-        _find_boxed, _find_stated, _find_leading, _find_marked, _find_texts, _find_single_letters,
+        _find_boxed, _find_stated, _find_leading, _find_marked, find_texts, _find_single_letters,
     )  # fmt: skip
     for find in kinds:
         found = sorted({letter.upper() for letter in find(answer, names)} & set(letters))
@@ -111,7 +111,7 @@ def _read_statement(rest: str, names: dict[str, str]) -> Iterator[str]:
                 rest = rest[other.end() :]
             return
     sentence = re.split(r"[.!?](?:\s|$)|\n", rest.lstrip(" *_`\"'\n"), maxsplit=1)[0]
-    yield from _find_texts(sentence, names)
+    yield from find_texts(sentence, names)
 
 
 def _find_leading(answer: str, _: dict[str, str]) -> Iterator[str]:
@@ -125,8 +125,9 @@ def _find_marked(answer: str, _: dict[str, str]) -> Iterator[str]:
         yield bold or bracketed
 
 
-def _find_texts(answer: str, names: dict[str, str]) -> Iterator[str]:
-    """Options whose text occurs; not one that only occurs within a longer one."""
+def find_texts(answer: str, names: Mapping[str, str]) -> Iterator[str]:
+    """Find the options whose text occurs, but not one that only occurs within a longer one. `names`: what is
+    yielded, by normalized text."""
     text = normalize_option(answer)
     for name in sorted(filter(None, names), key=len, reverse=True):
         pattern = rf"(?<!\w){re.escape(name)}(?!\w)"

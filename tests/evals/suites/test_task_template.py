@@ -64,6 +64,10 @@ def test_templates_of_other_kinds(tmp_path: Path) -> None:
     }
     with pytest.raises(JobError, match="cannot read the template"):
         make(SuiteTask(template="none.jinja", endpoint="completion"), tmp_path)
+    (tmp_path / "latin.jinja").write_bytes(b"Caf\xe9 {{ country }}")
+    for endpoint in ("chat", "completion"):
+        with pytest.raises(JobError, match=r"latin\.jinja: the template is not UTF-8 text"):
+            make(SuiteTask(template="latin.jinja", endpoint=endpoint), tmp_path)
     messages = ({"role": "user", "content": "{{ country }}"}, {"role": "assistant", "content": "It is"})
     assert find_texts(make(SuiteTask(messages=messages)).render(ROW, 1))[1] == ("assistant", "It is")
 
