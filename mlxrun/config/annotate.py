@@ -101,7 +101,7 @@ def format_default(info: SettingField) -> str:
     """Return the default as it is written in a config file."""
     if info.is_bytes and isinstance(info.default, int):
         return format_bytes(info.default)
-    return render_yaml(list(info.default) if info.is_list else info.default)
+    return render_yaml(info.default)
 
 
 def _explain_field(info: SettingField) -> list[str]:
