@@ -12,7 +12,7 @@ from mlxrun.config.annotate import PRESETS, describe_type, format_default, rende
 from mlxrun.config.schema import SCHEMA_FILE, describe_settings, render_schema
 from mlxrun.config.setting_fields import (
     SettingField,
-    join_lines,
+    describe_class,
     list_class_fields,
     list_fields,
     list_sections,
@@ -109,9 +109,9 @@ def render_reference() -> str:
     """Return the page."""
     top = [info for info in list_fields().values() if not info.section]
     parts = [INTRO, "## Top level\n", *_render_keys(top)]
-    for section in list_sections().values():
-        infos = [info for info in list_fields().values() if info.section == section.name]
-        parts += [f"## {section.name}\n", f"{section.doc}\n", *_render_keys(infos)]
+    for name, cls in list_sections().items():
+        infos = [info for info in list_fields().values() if info.section == name]
+        parts += [f"## {name}\n", f"{describe_class(cls)}\n", *_render_keys(infos)]
     return "\n".join(parts)
 
 
@@ -138,7 +138,7 @@ def render_suite_reference() -> str:
     """Return the page of suites."""
     parts = [SUITE_INTRO]
     for name, cls in _SUITE_SECTIONS:
-        parts += [f"## {name}\n", join_lines(cls.__doc__ or "") + "\n", _render_table(_list_suite_keys(cls))]
+        parts += [f"## {name}\n", f"{describe_class(cls)}\n", _render_table(_list_suite_keys(cls))]
     return "\n".join(parts)
 
 

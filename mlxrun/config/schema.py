@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import types
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from mlxrun.config.setting_annotations import Bytes, Range
-from mlxrun.config.setting_fields import SettingField, join_lines, list_class_fields
+from mlxrun.config.setting_fields import SettingField, describe_class, list_class_fields
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import BYTES_PATTERN
 
@@ -26,6 +27,7 @@ Json = dict[str, Any]
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 
 
+@cache
 def build_schema() -> Json:
     """Return the schema of config files. A section may be empty (`model:` with nothing under it)."""
     found = describe_settings(Config, strict=True)
@@ -49,7 +51,7 @@ def describe_settings(cls: type, *, strict: bool = False) -> Json:
     infos = list_class_fields(cls)
     required = [info.key for info in infos if info.is_required]
     return {
-        "description": join_lines(cls.__doc__ or ""),
+        "description": describe_class(cls),
         "type": "object",
         **({"required": required} if required else {}),
         "additionalProperties": False,

@@ -81,32 +81,19 @@ class SettingField:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SettingSection:
-    """One section of the file. `doc`: the docstring of its class, as one line."""
-
-    name: str
-    cls: type
-    doc: str
-
-
 @cache
-def list_sections() -> Mapping[str, SettingSection]:
-    """Return the sections by name, in order."""
-    hints = get_type_hints(Config)
-    return {
-        item.name: SettingSection(item.name, hints[item.name], join_lines(hints[item.name].__doc__ or ""))
-        for item in fields(Config)
-        if is_dataclass(hints[item.name])
-    }
+def list_sections() -> Mapping[str, type]:
+    """Return the class of each section of the file by the section's name, in order."""
+    kinds = {info.key: info.type for info in list_class_fields(Config)}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
 @cache
 def list_fields() -> Mapping[str, SettingField]:
     """Return every key by its path, in order."""
-    sections = list_sections().values()
     found = [info for info in list_class_fields(Config) if info.key not in list_sections()]
-    found += [replace(info, section=each.name) for each in sections for info in list_class_fields(each.cls)]
+    for name, cls in list_sections().items():
+        found += [replace(info, section=name) for info in list_class_fields(cls)]
     return {info.path: info for info in found}
 
 
@@ -160,12 +147,16 @@ def read_docstrings(cls: type) -> dict[str, str]:
     for item, below in zip(body.body, body.body[1:], strict=False):
         match item, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = join_lines(text)
+                docs[name] = _join_lines(text)
     return docs
 
 
-def join_lines(doc: str) -> str:
-    """Return a docstring as one line."""
+def describe_class(cls: type) -> str:
+    """Return the docstring of a class of settings as one line."""
+    return _join_lines(cls.__doc__ or "")
+
+
+def _join_lines(doc: str) -> str:
     return " ".join(doc.split())
 
 
