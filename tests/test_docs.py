@@ -143,7 +143,7 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
 def list_unknown_keys(text: str) -> set[str]:
     """What is written as a config key, in code, and is none."""
     keys = {f"{field.section}.{field.key}" for field in list_fields().values() if field.section}
-    sections = "|".join(section.name for section in list_sections().values())
+    sections = "|".join(list_sections())
     written = re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?=[`:=])", text)
     return {key for key in set(written) - keys if not is_module(key) and not key.endswith(".js")}
 

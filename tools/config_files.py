@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.annotate import PRESETS, describe_type, format_default, render_preset, render_template_file
-from mlxrun.config.schema import SCHEMA_FILE, render_schema
+from mlxrun.config.schema import SCHEMA_FILE, describe_settings, render_schema
 from mlxrun.config.setting_fields import (
     SettingField,
-    join_lines,
+    describe_class,
+    list_class_fields,
     list_fields,
-    list_item_fields,
     list_sections,
 )
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.evals.suites.suite_schema import SCHEMA_FILE as SUITE_SCHEMA_FILE
-from mlxrun.evals.suites.suite_schema import (
-    build_suite_schema,
-    describe_settings,
-    get_default,
-    is_required,
-    list_settings,
-)
+from mlxrun.evals.suites.suite_schema import build_suite_schema
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
 from mlxrun.jobs.agents.agent_settings import AgentLoop, SimulatedUser
 
@@ -115,9 +109,9 @@ def render_reference() -> str:
     """Return the page."""
     top = [info for info in list_fields().values() if not info.section]
     parts = [INTRO, "## Top level\n", *_render_keys(top)]
-    for section in list_sections().values():
-        infos = [info for info in list_fields().values() if info.section == section.name]
-        parts += [f"## {section.name}\n", f"{section.doc}\n", *_render_keys(infos)]
+    for name, cls in list_sections().items():
+        infos = [info for info in list_fields().values() if info.section == name]
+        parts += [f"## {name}\n", f"{describe_class(cls)}\n", *_render_keys(infos)]
     return "\n".join(parts)
 
 
@@ -129,7 +123,7 @@ def _render_keys(infos: Sequence[SettingField]) -> Iterator[str]:
     for info in infos:
         if info.item_class is not None:
             yield f"A value of `{info.key}` is a string, or a mapping of:\n"
-            yield from _render_keys(list_item_fields(info.item_class))
+            yield from _render_keys(list_class_fields(info.item_class))
 
 
 def _render_table(keys: Iterable[tuple[str, str, str, str]]) -> str:
@@ -144,15 +138,15 @@ def render_suite_reference() -> str:
     """Return the page of suites."""
     parts = [SUITE_INTRO]
     for name, cls in _SUITE_SECTIONS:
-        parts += [f"## {name}\n", join_lines(cls.__doc__ or "") + "\n", _render_table(_list_suite_keys(cls))]
+        parts += [f"## {name}\n", f"{describe_class(cls)}\n", _render_table(_list_suite_keys(cls))]
     return "\n".join(parts)
 
 
 def _list_suite_keys(cls: type) -> Iterator[tuple[str, str, str, str]]:
     properties = describe_settings(cls)["properties"]
-    for item, _, doc in list_settings(cls):
-        default = "required" if is_required(item) else f"`{render_yaml(get_default(item))}`"
-        yield item.name, _describe_values(properties[item.name]), default, doc
+    for info in list_class_fields(cls):
+        default = "required" if info.is_required else f"`{render_yaml(info.default)}`"
+        yield info.key, _describe_values(properties[info.key]), default, info.doc
 
 
 def _describe_values(schema: dict[str, Any]) -> str:

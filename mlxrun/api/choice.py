@@ -241,9 +241,9 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        longest_first = sorted(set(stops) - {""}, key=lambda stop: (-len(stop), stop))
-        self._stops = [(stop, _compute_borders(stop)) for stop in longest_first]
-        self._progress = [0] * len(self._stops)  # how many characters of each stop the text ends with
+        self._stops = set(stops) - {""}
+        self._longest = max(map(len, self._stops), default=0)
+        self._first_chars = {stop[0] for stop in self._stops}
         self._withheld = ""
         self.matched: str | None = None
 
@@ -252,45 +252,35 @@ class StopMatcher:
         end in `text` are passed through."""
         if self.matched is not None:
             return ""
-        if not self._stops:
+        if not self._withheld and self._first_chars.isdisjoint(text):
             return text
-        for end, char in enumerate(text, 1):
-            match = self._advance(char)
-            if match is not None and may_match:
-                self.matched = match
-                until, self._withheld = self._withheld + text[:end], ""
-                return until[: len(until) - len(match)]
-        text = self._withheld + text
-        certain = len(text) - max(self._progress)
+        before, text = len(self._withheld), self._withheld + text
+        match = self._find_match(text, before) if may_match else None
+        if match is not None:
+            end, self.matched = match
+            self._withheld = ""
+            return text[: end - len(self.matched)]
+        starts = range(max(0, len(text) - self._longest + 1), len(text))
+        certain = next((at for at in starts if self._may_become_stop(text[at:])), len(text))
         self._withheld = text[certain:]
         return text[:certain]
 
     def finish(self) -> str:
         """Return the withheld text: the answer has ended, and completes no stop string."""
         rest, self._withheld = self._withheld, ""
-        self._progress = [0] * len(self._stops)
         return rest
 
-    def _advance(self, char: str) -> str | None:
-        found = None
-        for i, (stop, borders) in enumerate(self._stops):
-            length = self._progress[i]
-            while length and stop[length] != char:
-                length = borders[length - 1]
-            length += stop[length] == char
-            if length == len(stop):
-                found = found or stop
-                length = borders[length - 1]
-            self._progress[i] = length
-        return found
+    def _find_match(self, text: str, before: int) -> tuple[int, str] | None:
+        """Where a stop string ends in the text behind `before`, and the string; the longest of the first."""
+        found = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0:
+                found.append((at + len(stop), -len(stop), stop))
+        if not found:
+            return None
+        end, _, stop = min(found)
+        return end, stop
 
-
-def _compute_borders(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of its longest border (Knuth, Morris, Pratt)."""
-    borders = [0] * len(stop)
-    for i in range(1, len(stop)):
-        at = borders[i - 1]
-        while at and stop[at] != stop[i]:
-            at = borders[at - 1]
-        borders[i] = at + (stop[at] == stop[i])
-    return borders
+    def _may_become_stop(self, text: str) -> bool:
+        return any(len(text) < len(stop) and stop.startswith(text) for stop in self._stops)

@@ -9,7 +9,13 @@ from typing import Any
 
 from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.schema import EXTENDS, EXTENDS_DOC
-from mlxrun.config.setting_fields import SettingField, list_fields, list_sections, to_plain
+from mlxrun.config.setting_fields import (
+    SettingField,
+    describe_class,
+    list_fields,
+    list_sections,
+    to_plain,
+)
 from mlxrun.config.sources import escape_references
 from mlxrun.config.validation import format_number
 from mlxrun.config.yaml_source import render_yaml
@@ -53,10 +59,10 @@ def render_template_file(schema: str) -> str:
         if not info.section:
             lines += ["", *_explain_field(info)]
     lines += ["", *_wrap_comment(EXTENDS_DOC, ""), f"# {EXTENDS}: base.yaml"]
-    for section in list_sections().values():
-        lines += ["", *_wrap_comment(section.doc, ""), f"{section.name}:"]
+    for name, cls in list_sections().items():
+        lines += ["", *_wrap_comment(describe_class(cls), ""), f"{name}:"]
         for info in list_fields().values():
-            if info.section == section.name:
+            if info.section == name:
                 lines += _explain_field(info)
     return "\n".join(lines) + "\n"
 
@@ -101,7 +107,7 @@ def format_default(info: SettingField) -> str:
     """Return the default as it is written in a config file."""
     if info.is_bytes and isinstance(info.default, int):
         return format_bytes(info.default)
-    return render_yaml(list(info.default) if info.is_list else info.default)
+    return render_yaml(info.default)
 
 
 def _explain_field(info: SettingField) -> list[str]:

@@ -11,33 +11,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxrun.config.rules import NAME, RULES, forbid, reads
+from mlxrun.config.rules import NAME, RULES, check_value, forbid, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
+from mlxrun.config.sources import MODEL_PATHS
 
 __all__ = ["HUB_ID", "RULES", "explain_missing_config"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-@reads("model.path")
-def check_model_path(config: Config) -> str | None:
-    """A path must be a folder or a GGUF file; anything else must look like a hub id."""
-    return find_path_problem(config.model.path)
-
-
-@reads("model.draft")
-def check_draft_path(config: Config) -> str | None:
-    return None if config.model.draft is None else find_path_problem(config.model.draft)
-
-
-@reads("batch.user_model")
-def check_user_path(config: Config) -> str | None:
-    return None if config.batch.user_model is None else find_path_problem(config.batch.user_model)
-
-
 def find_path_problem(path: str) -> str | None:
-    """What is wrong with a model's path; None if nothing is."""
+    """What is wrong with a model's path, which is a folder, a GGUF file or a hub id; None if nothing is."""
     if path.endswith(".gguf"):
         return None if Path(path).is_file() else f"{path} is not a file"
     if path == "embedded" or (not Path(path).is_absolute() and HUB_ID.fullmatch(path)):
@@ -56,6 +41,10 @@ def explain_missing_config(folder: Path) -> str:
     files = sorted(folder.glob("*.gguf"))
     hint = f"; give the path of its GGUF file, such as {files[0]}" if files else ""
     return f"{folder} has no config.json, so it is not the folder of a model{hint}"
+
+
+for _path in MODEL_PATHS:
+    check_value(_path, find_path_problem)
 
 
 @reads("models", "model.path", "model.names", "model.adapters", "model.adapter", "model.revision")

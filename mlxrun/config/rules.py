@@ -47,6 +47,15 @@ def forbid(keys: Sequence[str], text: str, condition: Callable[..., bool]) -> No
         return text.format(*values) if condition(*values) else None
 
 
+def check_value(path: str, find_problem: Callable[[Any], str | None]) -> None:
+    """Register the rule that `find_problem` finds nothing wrong with the value of a key, if it has one."""
+
+    @reads(path)
+    def check_one(config: Config) -> str | None:
+        value = _read(config, path)
+        return None if value is None else find_problem(value)
+
+
 def _require_setting(path: str, condition: str, needed: object = None, hint: str = "") -> None:
     """Register the rule that a key has no effect unless the condition has the value `needed`; None: any value
     but false and 0. A key that is itself false, 0 or null has none to miss."""

@@ -1,7 +1,7 @@
 """The settings as data: one SettingField for each key, with its type, range, default and description.
 
-Besides, it builds configs from plain values, which must be valid, and turns them back. Sections are one level
-deep.
+Besides, it builds configs and other classes of settings from plain values, which must be valid, and turns
+configs back. Sections of a config are one level deep.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ import textwrap
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from mlxrun.config.setting_annotations import Bytes, Range, Secret
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import parse_bytes
 
+_UNIONS = (Union, types.UnionType)
+_SCALARS = (str, int, float, bool)
+
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """One key. `type` has no Annotated and no None: int, Literal["a"], tuple[str, ...]."""
+    """One key. `hint`: its annotation. `type`: without Annotated and None, as in int, Literal["a"] and
+    tuple[str, ...]. `default`: as JSON has it; MISSING if the key must be given."""
 
     section: str  # "" for a key of the top level
     key: str
+    hint: Any
     type: Any
     optional: bool
     default: Any
@@ -40,6 +46,11 @@ class SettingField:
     def path(self) -> str:
         """`section.key`, as users write it."""
         return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the key must be given."""
+        return self.default is MISSING
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -57,11 +68,6 @@ class SettingField:
         return get_origin(self.type) is dict
 
     @property
-    def holds_text(self) -> bool:
-        """Whether the value is a mapping to strings only."""
-        return self.is_mapping and get_args(self.type)[1] is str
-
-    @property
     def item_class(self) -> type | None:
         """The class of a mapping's values that have keys of their own; they may be plain strings too."""
         values = get_args(self.type)[1:] if self.is_mapping else ()
@@ -75,40 +81,28 @@ class SettingField:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SettingSection:
-    """One section of the file. `doc`: the docstring of its class, as one line."""
-
-    name: str
-    cls: type
-    doc: str
-
-
 @cache
-def list_sections() -> Mapping[str, SettingSection]:
-    """Return the sections by name, in order."""
-    hints = get_type_hints(Config)
-    return {
-        item.name: SettingSection(item.name, hints[item.name], join_lines(hints[item.name].__doc__ or ""))
-        for item in fields(Config)
-        if is_dataclass(hints[item.name])
-    }
+def list_sections() -> Mapping[str, type]:
+    """Return the class of each section of the file by the section's name, in order."""
+    kinds = {info.key: info.type for info in list_class_fields(Config)}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
 @cache
 def list_fields() -> Mapping[str, SettingField]:
     """Return every key by its path, in order."""
-    found = _describe_class("", Config)
-    for section in list_sections().values():
-        found += _describe_class(section.name, section.cls)
+    found = [info for info in list_class_fields(Config) if info.key not in list_sections()]
+    for name, cls in list_sections().items():
+        found += [replace(info, section=name) for info in list_class_fields(cls)]
     return {info.path: info for info in found}
 
 
 @cache
-def list_item_fields(cls: type) -> tuple[SettingField, ...]:
-    """Return the keys of a mapping's values of this class (`SettingField.item_class`). They have no
-    section."""
-    return tuple(_describe_class("", cls))
+def list_class_fields(cls: type) -> tuple[SettingField, ...]:
+    """Return the keys of a class of settings, such as `SettingField.item_class`. They have no section."""
+    hints = get_type_hints(cls, include_extras=True)
+    docs = read_docstrings(cls)
+    return tuple(_describe_field(item, hints[item.name], docs.get(item.name, "")) for item in fields(cls))
 
 
 def find_field(steps: Sequence[str | int]) -> SettingField | None:
@@ -118,32 +112,30 @@ def find_field(steps: Sequence[str | int]) -> SettingField | None:
     found = list_fields().get(".".join(names[:2])) or list_fields().get(".".join(names[:1]))
     if found is None or found.item_class is None or len(names) != found.path.count(".") + 3:
         return found
-    inner = {info.key: info for info in list_item_fields(found.item_class)}.get(names[-1])
+    inner = {info.key: info for info in list_class_fields(found.item_class)}.get(names[-1])
     return None if inner is None else replace(inner, section=".".join(names[:-1]))
 
 
-def _describe_class(section: str, cls: type) -> list[SettingField]:
-    hints = get_type_hints(cls, include_extras=True)
-    docs = read_docstrings(cls)
-    own = [item for item in fields(cls) if not is_dataclass(hints[item.name])]
-    return [_describe_field(section, item, hints[item.name], docs.get(item.name, "")) for item in own]
-
-
-def _describe_field(section: str, item: Field[Any], hint: Any, doc: str) -> SettingField:
-    hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    (kind,) = (each for each in kinds if each is not types.NoneType)  # a key has one type, perhaps optional
+def _describe_field(item: Field[Any], hint: Any, doc: str) -> SettingField:
+    bare, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    kinds = get_args(bare) if get_origin(bare) in _UNIONS else (bare,)
+    default = item.default if item.default_factory is MISSING else item.default_factory()
     return SettingField(
-        section=section,
+        section="",
         key=item.name,
-        type=kind,
+        hint=hint,
+        type=reduce(or_, (each for each in kinds if each is not types.NoneType)),
         optional=types.NoneType in kinds,
-        default=item.default if item.default_factory is MISSING else item.default_factory(),
+        default=_to_json(default),
         doc=doc,
         range=next((mark for mark in marks if isinstance(mark, Range)), Range()),
         is_bytes=any(isinstance(mark, Bytes) for mark in marks),
         is_secret=any(isinstance(mark, Secret) for mark in marks),
     )
+
+
+def _to_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def read_docstrings(cls: type) -> dict[str, str]:
@@ -155,12 +147,16 @@ def read_docstrings(cls: type) -> dict[str, str]:
     for item, below in zip(body.body, body.body[1:], strict=False):
         match item, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = join_lines(text)
+                docs[name] = _join_lines(text)
     return docs
 
 
-def join_lines(doc: str) -> str:
-    """Return a docstring as one line."""
+def describe_class(cls: type) -> str:
+    """Return the docstring of a class of settings as one line."""
+    return _join_lines(cls.__doc__ or "")
+
+
+def _join_lines(doc: str) -> str:
     return " ".join(doc.split())
 
 
@@ -170,36 +166,39 @@ HIDDEN = "***"
 def build_config(values: dict[str, Any], leave_out: Collection[str] = ()) -> Config:
     """Return the config of plain, valid values. Keys that are in `leave_out`, or not given, have their
     default."""
-    arguments: dict[str, dict[str, Any]] = {name: {} for name in ("", *list_sections())}
+    kept: dict[str, Any] = {}
     for path, info in list_fields().items():
         section = values.get(info.section) if info.section else values
         is_wrong = any(key == path or key.startswith(f"{path}.") for key in leave_out)
         if not is_wrong and isinstance(section, dict) and info.key in section:
-            arguments[info.section][info.key] = _convert_value(info, section[info.key])
-    sections = {name: section.cls(**arguments[name]) for name, section in list_sections().items()}
-    return Config(**arguments[""], **sections)
+            target = kept.setdefault(info.section, {}) if info.section else kept
+            target[info.key] = section[info.key]
+    return cast(Config, build_settings(Config, kept))
 
 
-def _convert_value(info: SettingField, value: Any) -> Any:
+def build_settings(hint: Any, value: Any) -> Any:
+    """Return the value of a type, such as a class of settings, from plain values that fit its schema."""
+    if is_dataclass(hint):
+        cls, given = cast(type, hint), value or {}
+        infos = [info for info in list_class_fields(cls) if info.key in given]
+        return cls(**{info.key: build_settings(info.hint, given[info.key]) for info in infos})
+    origin, arguments = get_origin(hint), get_args(hint)
     if value is None:
         return None
-    if info.is_list:
-        return tuple(value)
-    if info.is_bytes and isinstance(value, str):
-        return parse_bytes(value)
-    if info.item_class is not None:
-        return {name: _convert_item(info.item_class, item) for name, item in value.items()}
-    if info.type in (int, float):
-        return info.type(value)  # YAML may have 1.0 for an int, or 1 for a float
-    return value
-
-
-def _convert_item(cls: type, value: Any) -> Any:
-    """A value of a mapping: a string as it is, or an object of its class."""
-    if isinstance(value, str):
-        return value
-    infos = [info for info in list_item_fields(cls) if info.key in value]
-    return cls(**{info.key: _convert_value(info, value[info.key]) for info in infos})
+    if origin is Annotated:
+        if isinstance(value, str) and any(isinstance(mark, Bytes) for mark in arguments[1:]):
+            return parse_bytes(value)
+        return build_settings(arguments[0], value)
+    if origin in _UNIONS:
+        kinds = [each for each in arguments if each is not types.NoneType]
+        if len(kinds) > 1:  # of which only lists and mappings have a form of their own
+            kinds = [each for each in kinds if isinstance(value, dict | list) and each not in _SCALARS]
+        return build_settings(kinds[0], value) if kinds else value
+    if origin is tuple and isinstance(value, list):
+        return tuple(build_settings(arguments[0], each) for each in value)
+    if origin is dict:
+        return {key: build_settings(arguments[1], each) for key, each in value.items()}
+    return hint(value) if hint in (int, float) else value  # YAML may have 1.0 for an int, or 1 for a float
 
 
 def list_values(config: Config) -> Iterator[tuple[SettingField, Any]]:
@@ -215,7 +214,7 @@ def to_plain(config: Config) -> dict[str, Any]:
         if info.item_class is not None:
             value = {name: _simplify_item(info, item) for name, item in value.items()}
         target = result.setdefault(info.section, {}) if info.section else result
-        target[info.key] = list(value) if isinstance(value, tuple) else value
+        target[info.key] = _to_json(value)
     return result
 
 
@@ -224,11 +223,10 @@ def _simplify_item(info: SettingField, item: Any) -> Any:
     assert info.item_class is not None
     if isinstance(item, str):
         return HIDDEN if info.is_secret else item
-    values = [(inner, getattr(item, inner.key)) for inner in list_item_fields(info.item_class)]
-    given = {
+    values = [(inner, _to_json(getattr(item, inner.key))) for inner in list_class_fields(info.item_class)]
+    return {
         inner.key: HIDDEN if inner.is_secret else value for inner, value in values if value != inner.default
     }
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
 
 def hash_config(config: Config) -> str:

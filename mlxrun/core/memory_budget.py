@@ -28,13 +28,12 @@ class Footprint:
     packed_per_token: int | None = None
     packed_from: int = 0
 
-    def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
-        """Bytes of a row that has `tokens` tokens after the next step. `decoding`: it is in the decode batch
-        already."""
-        return self.sum_row_bytes([tokens], decoding)
+    def compute_row_bytes(self, tokens: int) -> int:
+        """Bytes of a row that has `tokens` tokens after the next step, and is not in the decode batch yet."""
+        return self.sum_row_bytes([tokens])
 
     def sum_row_bytes(self, lengths: Sequence[int], decoding: bool = False) -> int:
-        """Bytes of rows of these lengths together, as `compute_row_bytes`."""
+        """Bytes of rows of these lengths together. `decoding`: they are in the decode batch already."""
         if not decoding or self.packed_per_token is None:
             return self._sum_bytes(lengths, self.per_token)
         most = self.packed_from + 1

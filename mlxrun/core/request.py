@@ -231,16 +231,13 @@ class TokenEvent(NamedTuple):
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
         """This event followed by `later`, as one event without tokens and logprobs."""
-        return TokenEvent(
-            self.request_id,
+        return later._replace(
+            tokens=(),
+            logprobs=(),
+            prompt_logprobs=(),
             num_computed_tokens=max(self.num_computed_tokens, later.num_computed_tokens),
             num_cached_tokens=max(self.num_cached_tokens, later.num_cached_tokens),
             hit_kind=later.hit_kind or self.hit_kind,
-            finish=later.finish,
-            error=later.error,
-            stop_id=later.stop_id,
-            stop_logprob=later.stop_logprob,
-            vector=later.vector,
             transcript=self.transcript.join(later.transcript),
             num_left_out=max(self.num_left_out, later.num_left_out),
             queue_seconds=max(self.queue_seconds, later.queue_seconds),

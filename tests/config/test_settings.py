@@ -9,7 +9,7 @@ from pathlib import Path
 import mlxrun
 from mlxrun.api import sampling_params
 from mlxrun.api.text.media.media_kinds import AUDIO, MEDIA
-from mlxrun.config.setting_fields import list_fields, list_sections
+from mlxrun.config.setting_fields import describe_class, list_fields, list_sections
 from mlxrun.server.app import list_surfaces
 
 PACKAGE = Path(mlxrun.__file__).parent
@@ -17,7 +17,7 @@ PACKAGE = Path(mlxrun.__file__).parent
 
 def test_every_field_has_a_description() -> None:
     assert [path for path, info in list_fields().items() if not info.doc] == []
-    assert [name for name, section in list_sections().items() if not section.doc] == []
+    assert [name for name, cls in list_sections().items() if not describe_class(cls)] == []
 
 
 def options_read(tree: ast.AST) -> set[str]:
@@ -25,9 +25,9 @@ def options_read(tree: ast.AST) -> set[str]:
     reads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     here = {
-        section.name
-        for section in list_sections().values()
-        if section.cls.__name__ in names or section.name in {read.attr for read in reads}
+        name
+        for name, cls in list_sections().items()
+        if cls.__name__ in names or name in {read.attr for read in reads}
     }
     found = set()
     for read in reads:
@@ -61,6 +61,6 @@ def test_what_counts_as_reading_an_option() -> None:
 
 def test_every_option_that_is_read_is_declared() -> None:
     """mypy checks this; the test only checks that settings are classes that mypy can check."""
-    for section in list_sections().values():
-        assert dataclasses.is_dataclass(section.cls)
-        assert section.cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    for cls in list_sections().values():
+        assert dataclasses.is_dataclass(cls)
+        assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]

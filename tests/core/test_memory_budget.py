@@ -279,7 +279,7 @@ def test_a_row_in_two_models_takes_what_it_takes_in_each() -> None:
             tokens
         )
     packed = Footprint(per_token=8, step=1, packed_per_token=2).add(Footprint(per_token=4, step=1))
-    assert packed.compute_row_bytes(10, decoding=True) == 10 * (2 + 4)
+    assert packed.sum_row_bytes([10], decoding=True) == 10 * (2 + 4)
 
 
 def test_the_most_rows_are_those_that_admission_takes() -> None:

@@ -18,7 +18,8 @@ from mlxrun.api.body_schema import (
     Schema,
     object_of,
 )
-from mlxrun.api.openai.fields import CHAT, COMPLETION_IGNORED
+from mlxrun.api.openai.fields import CHAT
+from mlxrun.api.openai.foreign_fields import COMPLETION_IGNORED
 
 CHAT_PATH, GENERATE_PATH, SHOW_PATH = "/api/chat", "/api/generate", "/api/show"
 EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"

@@ -20,10 +20,7 @@ import numpy as np
 from mlxrun.api.body_schema import ANY, BOOL, LIST, OBJECT, STRING, Accepted, BodySchema, Schema
 from mlxrun.api.openai.pooled_texts import (
     PAIR_NAMES,
-    PooledTokens,
-    TextPair,
     check_given,
-    check_pooled_text,
     encode_inputs,
     encode_pairs,
     find_pooled_model,
@@ -31,7 +28,7 @@ from mlxrun.api.openai.pooled_texts import (
     read_text_pairs,
 )
 from mlxrun.api.prepared import ApiContext, PreparedRequest
-from mlxrun.api.text.model_info import ModelInfo, choose_adapter
+from mlxrun.api.text.model_info import choose_adapter
 from mlxrun.core.errors import InternalError
 from mlxrun.core.field_errors import reject, reject_type, reject_unsupported
 from mlxrun.core.request import PooledModel, Request, SamplingParams
@@ -209,7 +206,7 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
         pairs = read_text_pairs(given) if url == RELEVANCE_URL else read_rerank_pairs(given)
         documents = tuple(pair.document for pair in pairs)
         size = sum(len(pair.query) + len(pair.document) for pair in pairs)
-        tokens = await run_on_text(size, _encode_pairs, given, pairs, model_info)
+        tokens = await run_on_text(size, encode_pairs, given, pairs, model_info)
     name, params = secrets.token_hex(12), SamplingParams(max_tokens=0)
     requests = tuple(
         Request(f"{name}-{at}", each.ids, params, pooled=True, token_types=each.types)
@@ -231,19 +228,6 @@ def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str
     else:
         read_rerank_pairs(given)
     return given
-
-
-def _encode_pairs(
-    given: Mapping[str, Any], pairs: Sequence[TextPair], model_info: ModelInfo
-) -> list[PooledTokens]:
-    texts = {pair.query_param: pair.query for pair in pairs}
-    if "instruction" in given:
-        texts["instruction"] = given["instruction"]
-    texts |= {pair.param: pair.document for pair in pairs}
-    for param, text in texts.items():
-        check_pooled_text(text, param, model_info)
-    found = [(pair.query, pair.document, pair.param) for pair in pairs]
-    return encode_pairs(found, given.get("instruction"), model_info)
 
 
 def _check_dimensions(given: Mapping[str, Any], pooled: PooledModel) -> None:

@@ -168,15 +168,21 @@ def check_count(param: str, count: int) -> None:
 
 
 def encode_pairs(
-    pairs: Sequence[tuple[str, str, str]], instruction: str | None, model_info: ModelInfo
+    given: Mapping[str, Any], pairs: Sequence[TextPair], model_info: ModelInfo
 ) -> list[PooledTokens]:
-    """Tokenize pairs of a query and a document, with its place in the body. PromptTooLong if a pair has too
-    many tokens."""
-    pooled = find_pooled_model(model_info, "score")
+    """Tokenize pairs of a query and a document. RequestError for a text that cannot be tokenized,
+    PromptTooLong if a pair has too many tokens."""
+    texts = {pair.query_param: pair.query for pair in pairs}
+    if "instruction" in given:
+        texts["instruction"] = given["instruction"]
+    texts |= {pair.param: pair.document for pair in pairs}
+    for text_param, text in texts.items():
+        _check_pooled_text(text, text_param, model_info)
+    pooled, instruction = find_pooled_model(model_info, "score"), given.get("instruction")
     if pooled.template is None and instruction is not None:
         reject_unsupported("instruction", "this reranker has none")
     found = []
-    for query, document, param in pairs:
+    for query, document, _, param in pairs:
         if pooled.template == "qwen3":
             text = _QWEN3.format(instruction=instruction or _INSTRUCTION, query=query, document=document)
             tokens = _encode(model_info, text, None, special=False)
@@ -188,7 +194,7 @@ def encode_pairs(
     return found
 
 
-def check_pooled_text(text: str, param: str, model_info: ModelInfo) -> None:
+def _check_pooled_text(text: str, param: str, model_info: ModelInfo) -> None:
     """Raise RequestError for a text that cannot be tokenized, PromptTooLong if it is certainly too long."""
     check_text(text, param, get_image_markers(model_info))
     assert model_info.pooled is not None
@@ -227,7 +233,7 @@ def _encode_text(model_info: ModelInfo, text: str, most: int | None, param: str)
     pooled = model_info.pooled
     assert pooled is not None
     if most is None:
-        check_pooled_text(text, param, model_info)
+        _check_pooled_text(text, param, model_info)
     else:
         check_text(text, param, get_image_markers(model_info))
     tokens = _encode(model_info, text.lower() if pooled.lower_case else text, most=most)

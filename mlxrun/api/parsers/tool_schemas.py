@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxrun.core.field_errors import get_json_type
 from mlxrun.core.limited_json import check_depth, load_json
 
 _ALIASES = {
@@ -124,7 +125,7 @@ def _find_types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
             types.add("array")
         if part.get("nullable") is True:
             types.add("null")
-        types |= {get_type(option) for option in _find_options([part])} if given is None else set()
+        types |= {get_json_type(option) for option in _find_options([part])} if given is None else set()
     return frozenset(types)
 
 
@@ -137,13 +138,6 @@ def _find_options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
         elif "const" in part:
             options.append(part["const"])
     return options
-
-
-def get_type(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds.get(type(value), "string")
 
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -184,7 +178,7 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
     types = schema.types
     bare = text.strip()
     if schema.options:
-        kinds = sorted(types or {get_type(option) for option in schema.options})
+        kinds = sorted(types or {get_json_type(option) for option in schema.options})
         plain = ValueSchema({"type": kinds})
         return _match_option(text, schema) or encode_bare_value(text, plain, guess=guess)
     if types == {"string"}:

@@ -71,14 +71,13 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A compiled grammar: a Grammar of core/request.py. `warnings`: the keywords of a lenient schema that are
-    not enforced. `param`: the grammar's field, which errors of its rows name. `is_json`: whether an answer is
-    JSON from its beginning, so that the digits of its numbers are bounded."""
+    """A compiled grammar: a Grammar of core/request.py. `param`: the grammar's field, which errors of its
+    rows name. `is_json`: whether an answer is JSON from its beginning, so that the digits of its numbers are
+    bounded."""
 
     tokens: GrammarTokens
     source: str
     matcher: llguidance.LLMatcher  # at the start of the grammar; threads share it, so it is only ever copied
-    warnings: tuple[str, ...] = ()
     reasoning: ReasoningBounds | None = None
     param: str | None = None
     is_json: bool = False
@@ -133,7 +132,7 @@ def compile_grammar(
     """Compile the grammar of one request. RequestError naming the field `param` if that is impossible.
 
     `value`: None (json_object), a JSON Schema, a text, or the strings to choose from. `strict`: refuse
-    keywords of a schema that cannot be enforced; else they are in `warnings`.
+    keywords of a schema that cannot be enforced; else they have no effect.
     """
     with _reject_errors(param):
         match kind:
@@ -289,7 +288,7 @@ def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
     for each in (matcher, probe):
         if each.is_error():
             raise GrammarError(get_error_reason(each))
-    return CompiledGrammar(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))
+    return CompiledGrammar(tokens, source, matcher)
 
 
 def call_on_deep_stack(function: Callable[[], T]) -> T:

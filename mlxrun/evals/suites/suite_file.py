@@ -15,12 +15,13 @@ from typing import Any, cast
 import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
+from mlxrun.config.setting_fields import build_settings
 from mlxrun.config.validation import describe_schema_error
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import find_closest, suggest_word
 from mlxrun.core.text_files import check_encoding, read_regular
-from mlxrun.evals.suites.suite_schema import build_settings, build_suite_schema
+from mlxrun.evals.suites.suite_schema import build_suite_schema
 from mlxrun.evals.suites.suite_settings import Suite
 from mlxrun.evals.tasks.task_box import fill_used_tasks
 

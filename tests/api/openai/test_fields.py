@@ -9,8 +9,8 @@ import pytest
 
 from mlxrun.api.anthropic import fields as anthropic_fields
 from mlxrun.api.body_schema import BodySchema, describe_values
-from mlxrun.api.openai.fields import (
-    BODIES,
+from mlxrun.api.openai.fields import BODIES
+from mlxrun.api.openai.foreign_fields import (
     CHAT_IGNORED,
     COMPLETION_IGNORED,
     REFUSED_OF_OTHER_CHATS,

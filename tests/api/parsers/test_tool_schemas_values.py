@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.parsers.tool_schemas import ValueSchema, get_type
+from mlxrun.api.parsers.tool_schemas import ValueSchema
 
 ROOT = {
     "type": "object",
@@ -91,10 +91,3 @@ def test_references_that_multiply() -> None:
 def test_whether_a_value_is_text(schema: Any, text_only: bool, excludes: bool) -> None:
     found = ValueSchema(schema)
     assert (found.is_text_only, found.excludes_text) == (text_only, excludes)
-
-
-def test_type_of_a_value() -> None:
-    values = [None, True, 1, 1.0, "a", [], {}]
-    assert [get_type(value) for value in values] == [
-        *("null", "boolean", "integer", "number", "string", "array", "object")
-    ]

@@ -57,8 +57,8 @@ def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Outco
         except RequestError as error:
             tried.refused.append(str(error))
             continue
-        if made.warnings:
-            tried.refused.append(made.warnings[0])
+        if warnings := made.matcher.get_grammar_warnings():
+            tried.refused.append(warnings[0])
             continue
         request = engine_driver.make_text_request(
             str(i),

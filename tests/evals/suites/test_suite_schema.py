@@ -6,13 +6,8 @@ import json
 
 import jsonschema
 
-from mlxrun.evals.suites.suite_schema import (
-    build_settings,
-    build_suite_schema,
-    get_default,
-    is_required,
-    list_settings,
-)
+from mlxrun.config.setting_fields import build_settings, list_class_fields
+from mlxrun.evals.suites.suite_schema import build_suite_schema
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
 
 
@@ -31,12 +26,12 @@ def test_the_schema_is_valid_and_describes_every_key() -> None:
     assert task["choices"]["type"] == ["string", "array"]
     assert task["few_shot"]["required"] == ["answer"] and task["few_shot"]["type"] == ["object", "null"]
     for cls in (Suite, SuiteModel, SuiteTask, FewShot, HubSource):
-        assert all(doc.endswith(".") for _, _, doc in list_settings(cls))
+        assert all(info.doc.endswith(".") for info in list_class_fields(cls))
 
 
 def test_defaults_fit_the_schema() -> None:
     validator = jsonschema.Draft202012Validator(build_suite_schema())
-    task = {item.name: get_default(item) for item, _, _ in list_settings(SuiteTask) if not is_required(item)}
+    task = {info.key: info.default for info in list_class_fields(SuiteTask) if not info.is_required}
     assert not list(
         validator.iter_errors({"models": {"a": None}, "tasks": {"t": json.loads(json.dumps(task))}})
     )

@@ -44,7 +44,7 @@ def test_quantized_rows_cost_less_once_they_decode(zoo: Zoo) -> None:
     plain, footprint = measure_footprint(cache), measure_footprint(cache, quantization)
     assert footprint.packed_per_token == pytest.approx(plain.per_token * 6 / 32, abs=2)
     assert (footprint.per_token, footprint.windows) == (plain.per_token, plain.windows)
-    sizes = [footprint.compute_row_bytes(n, True) for n in (301, 302)]
+    sizes = [footprint.sum_row_bytes([n], True) for n in (301, 302)]
     assert sizes[0] == plain.compute_row_bytes(301) > 2 * sizes[1] > 0
     assert footprint.compute_row_bytes(301) == plain.compute_row_bytes(301)
 

@@ -7,11 +7,12 @@ that is a special token opens it anywhere.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from mlxrun.api.parsers.families import message_formats
 from mlxrun.api.parsers.families.call_elements import KIMI_K3_CONTENT, KIMI_K3_MARKERS
 from mlxrun.api.parsers.families.named_calls import PLAMO_TOKENS
-from mlxrun.api.parsers.family import Detector, ReasoningFamily, any_of, in_template, in_tokens, is_shown
+from mlxrun.api.parsers.family import ReasoningFamily, any_of, in_template, in_tokens, is_shown
 
 COHERE_CONTENT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 RESPONSE = ("<response>", "</response>")
@@ -23,26 +24,16 @@ _GRANITE = ("Here is my response:", "Here's my response:")
 _SUFFIXED = re.compile(r"<(?:tool_calls|think)(:[^\s<>]+)>")
 
 
-def _make_family(
-    name: str,
-    opener: str,
-    closer: str,
-    *aliases: str,
-    anywhere: bool = False,
-    detect: Detector | None = None,
-    ignored: tuple[str, ...] = (),
-) -> ReasoningFamily:
-    """Make the family of one pair of tags. Without `detect` its opening tag shows it."""
-    return ReasoningFamily(
-        name=name,
-        aliases=aliases,
-        detect=detect or is_shown(opener),
-        pairs=((opener, (closer,)),),
-        anywhere=anywhere,
-        ignored=ignored,
-        markers=(opener, closer, *ignored),
-        closing=f"\n{closer}\n\n" if closer.startswith("</") else closer,
-    )
+def _make_family(name: str, opener: str, closer: str, *aliases: str, **fields: Any) -> ReasoningFamily:
+    """Make the family of one pair of tags, whose opening tag shows it. `fields`: other fields of
+    ReasoningFamily."""
+    made = {
+        "detect": is_shown(opener),
+        "pairs": ((opener, (closer,)),),
+        "markers": (opener, closer, *fields.get("ignored", ())),
+        "closing": f"\n{closer}\n\n" if closer.startswith("</") else closer,
+    }
+    return ReasoningFamily(name=name, aliases=aliases, **{**made, **fields})
 
 
 def find_suffix(tokens: frozenset[str]) -> str:
@@ -53,16 +44,14 @@ def find_suffix(tokens: frozenset[str]) -> str:
 
 def _make_hunyuan(suffix: str = "") -> ReasoningFamily:
     opener, closer = f"<think{suffix}>", f"</think{suffix}>"
-    return ReasoningFamily(
-        name="hunyuan",
-        aliases=("hunyuan_a13b", "hy_v3", "hy_v4"),
+    return _make_family(
+        *("hunyuan", opener, closer, "hunyuan_a13b", "hy_v3", "hy_v4"),
         detect=any_of(
             in_template("<think{}>"),
             in_template("<think>", _ANSWER[0]),
             in_template("<think>", "<|extra_0|>"),
             lambda template, tokens: bool(find_suffix(tokens)),
         ),
-        pairs=((opener, (closer,)),),
         ignored=() if suffix else _ANSWER,
         markers=(opener, closer),
         closing=f"\n{closer}\n",
@@ -90,14 +79,12 @@ REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (
         markers=KIMI_K3_MARKERS,
         closing="<|close|>think<|sep|><|open|>response<|sep|>",
     ),
-    ReasoningFamily(
-        name="plamo3",
+    _make_family(
+        *("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
         detect=any_of(in_template("<|plamo:begin_think:plamo|>"), in_tokens(PLAMO_TOKENS[0])),
-        pairs=(("<|plamo:begin_think:plamo|>", ("<|plamo:end_think:plamo|>",)),),
         anywhere=True,
         ignored=("<|plamo:tag|>",),
         markers=PLAMO_TOKENS,
-        closing="<|plamo:end_think:plamo|>",
     ),
     _make_hunyuan(),
     _make_family("ernie45", "<think>", "</think>", "ernie_x1", detect=is_ernie, ignored=RESPONSE),

@@ -18,7 +18,7 @@ from mlxrun.api.parsers.families import (
     python_calls,
 )
 from mlxrun.api.parsers.families.reasoning import COHERE_CONTENT, find_suffix
-from mlxrun.api.parsers.family import Detector, ToolCallFamily, any_of, in_template, is_shown
+from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, is_shown
 from mlxrun.api.parsers.readers.json_call import BARE, make_json_family, read_bare
 from mlxrun.api.parsers.readers.tagged_arguments import PairTags, make_invoke_family, make_pair_family
 
@@ -48,8 +48,25 @@ def _find_dsml_version(template: str, tokens: frozenset[str]) -> str:
     return ""
 
 
-def _is_dsml(version: str) -> Detector:
-    return lambda template, tokens: _find_dsml_version(template, tokens) == version
+def _write_call(prefix: str, block: str) -> str:
+    """A call with the arguments as JSON, which the tags may hold in place of parameters."""
+    return (
+        f'<{prefix}{block}>\n<{prefix}invoke name="$name">\n$arguments\n</{prefix}invoke>\n</{prefix}{block}>'
+    )
+
+
+def _make_dsml(name: str, version: str, prefix: str, block: str, *aliases: str) -> ToolCallFamily:
+    """Make the family of one version of DeepSeek, which writes this prefix and block. V4 and later also write
+    the other prefix."""
+    return make_invoke_family(
+        name,
+        _DSML_BLOCKS,
+        *((_DSML,) if version == "3.2" else (_DSML, f"{_DSML} ")),
+        aliases=aliases,
+        detect=lambda template, tokens: _find_dsml_version(template, tokens) == version,
+        ends_reasoning=True,
+        call=f"\n\n{_write_call(prefix, block)}",
+    )
 
 
 def _is_cohere(template: str, tokens: frozenset[str]) -> bool:
@@ -92,36 +109,9 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     message_formats.MUSE,
     gemma.GEMMA4,
     gemma.FUNCTION_GEMMA,
-    make_invoke_family(
-        "deepseek_v41",
-        _DSML_BLOCKS,
-        *(_DSML, f"{_DSML} "),
-        aliases=("deepseek_v4_1",),
-        detect=_is_dsml("4.1"),
-        ends_reasoning=True,
-        # With the arguments as JSON, which the tags may hold in place of parameters.
-        call='\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="$name">\n$arguments\n</｜DSML｜ invoke>\n'
-        "</｜DSML｜ calls>",
-    ),
-    make_invoke_family(
-        "deepseek_v4",
-        _DSML_BLOCKS,
-        *(_DSML, f"{_DSML} "),
-        detect=_is_dsml("4"),
-        ends_reasoning=True,
-        call='\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="$name">\n$arguments\n</｜DSML｜invoke>\n'
-        "</｜DSML｜tool_calls>",
-    ),
-    make_invoke_family(
-        "deepseek_v32",
-        _DSML_BLOCKS,
-        _DSML,
-        aliases=("deepseek_v3_2",),
-        detect=_is_dsml("3.2"),
-        ends_reasoning=True,
-        call='\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="$name">\n$arguments\n</｜DSML｜invoke>\n'
-        "</｜DSML｜function_calls>",
-    ),
+    _make_dsml("deepseek_v41", "4.1", f"{_DSML} ", "calls", "deepseek_v4_1"),
+    _make_dsml("deepseek_v4", "4", _DSML, "tool_calls"),
+    _make_dsml("deepseek_v32", "3.2", _DSML, "function_calls", "deepseek_v3_2"),
     named_calls.DEEPSEEK_V3,
     named_calls.DEEPSEEK_V31,
     call_elements.KIMI_K3,
@@ -139,8 +129,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         ignored=(*_GCML_BLOCK, "<|message_sep|>"),
         ends_reasoning=True,
         markers=("｜GCML｜", *_GCML_BLOCK, "<|message_sep|>"),
-        call='<｜GCML｜tool_calls>\n<｜GCML｜invoke name="$name">\n$arguments\n</｜GCML｜invoke>\n'
-        "</｜GCML｜tool_calls>",
+        call=_write_call("｜GCML｜", "tool_calls"),
     ),
     make_json_family(
         "gigachat31",

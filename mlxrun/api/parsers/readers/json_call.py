@@ -115,14 +115,8 @@ def read_fenced_arguments(s: TextStream, call: ArgumentWriter, end: str) -> Step
     yield from s.skip(end)
 
 
-def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
-    """Read one object. False if it is no call of an offered tool; then all of it was taken."""
-    yield from expect(s, "{")
-    return (yield from _read_object(s, ids, id))
-
-
-def _read_object(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
-    """Read one object behind its brace.
+def _read_object(s: TextStream, ids: re.Pattern[str] | None, id: str = "") -> Step[bool]:
+    """Read one object behind its brace. False if it is no call of an offered tool; then all of it was taken.
 
     `ids`: the form of an `id` that is used as the call's, if the format has ids. It is used if it comes
     before the arguments, which do not wait for it. `id`: one that was found outside the object.
@@ -171,7 +165,8 @@ def _read_object(s: TextStream, ids: re.Pattern[str] | None = None, id: str = ""
 
 def _read_nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
     """Read the call within `{"type": "function", "function": {...}}`, and the members that follow it."""
-    found = yield from read_call(s, ids, id)
+    yield from expect(s, "{")
+    found = yield from _read_object(s, ids, id)
     while (yield from s.skip_space()) not in ("", "}"):
         yield from expect(s, ",")
         yield from read_key(s)

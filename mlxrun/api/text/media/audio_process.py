@@ -11,13 +11,14 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, Any
 
 import numpy as np
 
 from mlxrun.api.text.media.media_process import (
     read_exactly,
-    read_size,
+    read_first_size,
     run_child,
     start_reader,
     write_size,
@@ -48,10 +49,8 @@ def read_audio(data: bytes, rate: int, settings: MediaSettings, most: int | None
     module = "mlxrun.api.text.media.audio_process"
     arguments = (rate, settings.audio_max_seconds, most or 0)
     with start_reader(module, arguments, data, seconds=SECONDS, memory=MEMORY, name="audio") as output:
-        size = read_size(output)
-        if size is None:
-            raise EOFError
-        return np.frombuffer(read_exactly(output, 4 * size[1]), np.float32)
+        _, count = read_first_size(output)
+        return np.frombuffer(read_exactly(output, 4 * count), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +196,13 @@ def _decode_container(data: bytes) -> Source:
 
     def convert() -> Iterator[Samples]:
         convert_frame = av.AudioResampler("s16", first.layout, first.rate).resample
-        for frame in _chain(first, frames):
+        for frame in chain([first], frames, [None]):  # None: what the converter still holds
             if frame is not None and frame.format.name.startswith(("flt", "dbl")):
                 _check_finite(frame.to_ndarray())
             for made in convert_frame(frame):
                 yield mix_channels(made.to_ndarray().reshape(-1, len(first.layout.channels)))
 
     return first.rate, declared, convert()
-
-
-def _chain(first: Any, frames: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from frames
-    yield None  # what the converter still holds
 
 
 def mix_channels(samples: np.ndarray[Any, np.dtype[np.int16]]) -> Samples:

@@ -8,7 +8,6 @@ videos and audio in processes.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ class MediaLoader:
         return repeat_images(messages, [len(each) for each in found]), tuple(chain.from_iterable(found))
 
     async def _open_document(self, ref: MediaRef) -> Document:
-        with _name_errors(ref):
+        with name_errors(ref):
             async with self.slots:
                 data = await self.sources.read(ref.url, PDF)
             sizes = await PDFS.run(measure_pages, data, self._settings.max_pages, self._settings.pdf_dpi)
@@ -158,7 +157,7 @@ class MediaLoader:
             images: list[Image | Video | Audio] = []
             for ref, factor in zip(refs, factors, strict=True):
                 data, header = read.pop(0)
-                with _name_errors(ref):
+                with name_errors(ref):
                     if isinstance(header, DecodedAudio):
                         images.append(header.audio)
                     elif isinstance(header, ChosenFrames):
@@ -182,7 +181,7 @@ class MediaLoader:
     async def _read_image(self, ref: MediaRef, model: ModelInfo, turns: SoundTurns) -> tuple[bytes, Header]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
-        with _name_errors(ref):
+        with name_errors(ref):
             async with self.slots:
                 data = await self.sources.read(ref.url, ref.medium)
             if ref.medium is VIDEO and model.video_sampling is not None:
@@ -243,7 +242,7 @@ def _make_error(ref: MediaRef, text: str) -> MediaError:
 
 
 @contextmanager
-def _name_errors(ref: MediaRef) -> Iterator[None]:
+def name_errors(ref: MediaRef) -> Iterator[None]:
     """Errors about a medium name the field that has it, and have its code."""
     try:
         yield
@@ -258,44 +257,23 @@ class ImageMemory:
     def __init__(self, most: int) -> None:
         self.most = most
         self.used = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._turn = asyncio.Lock()  # of the request that waits longest
+        self._freed = asyncio.Event()
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
         """Wait until `size` bytes are free, and hold them within the block. `size` is at most `most`."""
         assert size <= self.most
-        if self._waiting or self.used + size > self.most:
-            await self._wait(size)
-        else:
+        async with self._turn:
+            while self.used + size > self.most:
+                self._freed.clear()
+                await self._freed.wait()
             self.used += size
         try:
             yield
         finally:
-            self._release(size)
-
-    async def _wait(self, size: int) -> None:
-        turn = (size, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
-        try:
-            await turn[1]
-        except asyncio.CancelledError:
-            if not turn[1].cancelled():
-                self._release(size)  # it was admitted at the same moment
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-                self._admit()  # the next one may need less
-            raise
-
-    def _release(self, size: int) -> None:
-        self.used -= size
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self.used + self._waiting[0][0] <= self.most:
-            size, turn = self._waiting.popleft()
-            if not turn.cancelled():
-                self.used += size
-                turn.set_result(None)
+            self.used -= size
+            self._freed.set()
 
 
 _memories: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ImageMemory]] = WeakKeyDictionary()

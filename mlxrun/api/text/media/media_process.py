@@ -100,6 +100,14 @@ def read_size(output: IO[bytes]) -> Size | None:
     return width, height
 
 
+def read_first_size(output: IO[bytes]) -> Size:
+    """Return the size in the head that must come. EOFError if none does; else raises as `read_size`."""
+    size = read_size(output)
+    if size is None:
+        raise EOFError
+    return size
+
+
 def read_exactly(output: IO[bytes], size: int) -> bytes:
     """Return the next `size` bytes. EOFError if there are fewer."""
     data = output.read(size)

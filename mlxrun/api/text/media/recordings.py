@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from mlxrun.api.text.media.audio_process import Samples, read_audio
-from mlxrun.api.text.media.images import MediaLoader, get_image_memory
-from mlxrun.api.text.media.media_kinds import AUDIO
+from mlxrun.api.text.media.images import MediaLoader, get_image_memory, name_errors
+from mlxrun.api.text.media.media_kinds import AUDIO, MediaRef
 from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
-from mlxrun.core.errors import MediaError
 from mlxrun.core.workers import AUDIO_FILES
 
 _SPECTRUM = 1.5  # times the bytes of samples that samples and their spectrum take
@@ -26,17 +25,13 @@ async def load_recording(
     `data`: the bytes of the file, None to read them from `url`; `param`: the field that has it. MediaError
     if it cannot be read."""
     most = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
-    async with loader.slots:  # also while it waits for memory: few wait with samples that do not count
-        try:
-            if data is None:
-                data = await loader.sources.read(url, AUDIO)
-            AUDIO.find_limit(config.media, "max_bytes").check(len(data))
-            samples = await AUDIO_FILES.run(read_audio, data, rate, config.media)
-        except MediaError as error:
-            raise MediaError(f"{param}: {error}", param=param, code=AUDIO.code) from error
-        held = get_image_memory(most).hold(min(most, int(samples.nbytes * _SPECTRUM)))
-        await held.__aenter__()
-    try:
+    async with AsyncExitStack() as held:
+        async with loader.slots:  # also while it waits for memory: few wait with samples that do not count
+            with name_errors(MediaRef(url, param, AUDIO)):
+                if data is None:
+                    data = await loader.sources.read(url, AUDIO)
+                AUDIO.find_limit(config.media, "max_bytes").check(len(data))
+                samples = await AUDIO_FILES.run(read_audio, data, rate, config.media)
+            size = min(most, int(samples.nbytes * _SPECTRUM))
+            await held.enter_async_context(get_image_memory(most).hold(size))
         yield samples
-    finally:
-        await held.__aexit__(None, None, None)

@@ -20,7 +20,7 @@ import numpy as np
 from mlxrun.api.text.media.image_decoding import KEPT_BYTES
 from mlxrun.api.text.media.media_process import (
     read_exactly,
-    read_size,
+    read_first_size,
     run_child,
     start_reader,
     write_size,
@@ -45,7 +45,7 @@ def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> tuple[int
     MediaError if it is broken, longer than `max_seconds`, or if a frame has more than `max_pixels`. Abandoned
     if nobody waits any more."""
     with _start(data, "measure", str(max_seconds), str(max_pixels)) as output:
-        width, height = _read_first_size(output)
+        width, height = read_first_size(output)
         total, fps = _COUNT.unpack(read_exactly(output, _COUNT.size))
     return width, height, total, fps
 
@@ -56,7 +56,7 @@ def read_frames(data: bytes, indices: Sequence[int], max_pixels: int) -> np.ndar
     broken."""
     chosen = ",".join(map(str, indices))
     with _start(data, "read", chosen, str(max_pixels)) as output:
-        width, height = _read_first_size(output)
+        width, height = read_first_size(output)
         frames = np.empty((len(indices), height, width, PIXEL_BYTES), np.uint8)
         count = 0
         while count < len(frames) and (size := output.readinto(memoryview(frames[count]).cast("B"))):  # type: ignore[attr-defined]
@@ -77,13 +77,6 @@ def reduce_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
 def _start(data: bytes, *arguments: str) -> AbstractContextManager[IO[bytes]]:
     module = "mlxrun.api.text.media.videos"
     return start_reader(module, arguments, data, seconds=SECONDS, memory=MEMORY, name="video")
-
-
-def _read_first_size(output: IO[bytes]) -> tuple[int, int]:
-    size = read_size(output)
-    if size is None:
-        raise EOFError
-    return size
 
 
 @dataclass(frozen=True, slots=True)

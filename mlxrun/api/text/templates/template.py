@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 REASONING_SWITCHES = ("enable_thinking", "thinking")  # names of the variable that switches reasoning
 _RESERVED_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now"))
 MAX_TEMPLATE = 1 << 19  # characters; the longest known have some 50,000
-PROBE_SHARE = 0.1  # of the work of a template, for short conversations that only ask what it supports
+_PROBE_SHARE = 0.1  # of the work of a template, for short conversations that only ask what it supports
 _MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
 
 
@@ -175,6 +175,15 @@ def apply_template(
     return str(text)
 
 
+def try_template(tokenizer: Any, template: str, messages: Sequence[Message], **arguments: Any) -> str | None:
+    """Render a short conversation, to find out what a template supports. None if the template raises."""
+    try:
+        return apply_template(tokenizer, template, messages, _PROBE_SHARE, **arguments)
+    except Exception:  # foreign code may raise anything
+        logger.debug("chat template probe failed", exc_info=True)
+        return None
+
+
 def _count_characters(messages: Sequence[Message]) -> int:
     """About how many characters messages have."""
     count = 0
@@ -202,15 +211,11 @@ def may_reason(model: ModelInfo, arguments: Mapping[str, Any]) -> bool:
 def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
     """Whether a prompt without the switch differs from one with it off; True if none can be rendered."""
     message = [{"role": "user", "content": "x"}]
-    try:
-        default, off = (
-            apply_template(tokenizer, template, message, PROBE_SHARE, add_generation_prompt=True, **arguments)
-            for arguments in ({}, {switch: False})
-        )
-    except Exception:  # foreign code may raise anything
-        logger.debug("chat template probe failed", exc_info=True)
-        return True
-    return bool(default != off)
+    default, off = (
+        try_template(tokenizer, template, message, add_generation_prompt=True, **arguments)
+        for arguments in ({}, {switch: False})
+    )
+    return default is None or off is None or default != off
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +304,11 @@ def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[
     """
     text, medium = {"type": "text", "text": "x"}, {"type": kind}
     for before in ([], [{"role": "system", "content": "x"}]):
-        try:
-            plain, marked = (
-                apply_template(
-                    tokenizer, template, [*before, {"role": "user", "content": parts}], PROBE_SHARE
-                )
-                for parts in ([text], [medium, text])
-            )
-        except Exception:  # foreign code may raise anything
-            logger.debug("chat template probe failed", exc_info=True)
-        else:
+        plain, marked = (
+            try_template(tokenizer, template, [*before, {"role": "user", "content": parts}])
+            for parts in ([text], [medium, text])
+        )
+        if plain is not None and marked is not None:
             is_list = "'type'" in marked or '"type"' in marked  # printed as it is: parts are not supported
             return ("", "") if is_list else (plain, marked)
     return "", ""

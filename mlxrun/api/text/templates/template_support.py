@@ -7,7 +7,6 @@ is in its place. normalize_messages avoids the other features.
 from __future__ import annotations
 
 import functools
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +14,11 @@ from typing import Any
 from mlxrun.api.text.messages import Message, MessageSupport
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import (
-    PROBE_SHARE,
-    apply_template,
     find_template_variables,
     get_image_markers,
     may_reason,
+    try_template,
 )
-
-logger = logging.getLogger(__name__)
 
 _BROKEN = "Zq{broken"  # arguments that are no JSON
 _PARAMETERS = {"type": "object", "properties": {"Zqk": {"type": "string", "description": "Zq"}}}
@@ -127,16 +123,5 @@ def _render(
     tokenizer: Any, template: str, messages: Sequence[Message], tools: Sequence[Message] | None = None
 ) -> str | None:
     """A conversation as text; None if the template raises, or prints parts as Python does."""
-    try:
-        known = "tools" in find_template_variables(template)
-        return apply_template(
-            tokenizer,
-            template,
-            list(messages),
-            PROBE_SHARE,
-            tools=list(tools) if tools and known else None,
-            add_generation_prompt=True,
-        )
-    except Exception:  # foreign code may raise anything
-        logger.debug("chat template probe failed", exc_info=True)
-        return None
+    known = list(tools) if tools and "tools" in find_template_variables(template) else None
+    return try_template(tokenizer, template, list(messages), tools=known, add_generation_prompt=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.api.parsers.readers.json_call import read_arguments, read_call, read_calls
+from mlxrun.api.parsers.readers.json_call import read_arguments, read_calls
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 from tests.helpers.parser_driver import Call
 from tests.helpers.reader_driver import check_reader, run_reader
@@ -26,15 +26,14 @@ F = '{"name": "get_weather", "arguments": {"city": "A"}}'
     ],
 )
 def test_one_call(text: str) -> None:
-    assert check_reader(read_call, text, [A]).result is True
+    assert check_reader(read_calls, text, [A]).result is True
 
 
 @pytest.mark.parametrize(
     "text", ["{}", '{"name": "rm", "arguments": {}}', '{"arguments": {}}', '{"name": 1}']
 )
-def test_an_object_that_is_no_call_is_taken(text: str) -> None:
-    run = run_reader(read_call, text + " x", 1)
-    assert run.result is False and run.rest == " x"
+def test_an_object_that_is_no_call_is_text(text: str) -> None:
+    assert check_reader(read_calls, f"{text} x", [f"{text} "], "x").result is False
 
 
 def test_calls_without_arguments() -> None:
@@ -45,7 +44,7 @@ def test_calls_without_arguments() -> None:
         ', "arguments": []',
         ', "arguments": {}',
     ):
-        check_reader(read_call, f'{{"name": "now"{arguments}}}', [NOW])
+        check_reader(read_calls, f'{{"name": "now"{arguments}}}', [NOW])
 
 
 def test_several_calls() -> None:
