@@ -98,11 +98,6 @@ def name_model(model: str | None, given_as: str = "MODEL") -> Options:
     return [] if model is None else [(given_as, "model.path", find_model(model))]
 
 
-def list_sets(options: Options) -> list[str]:
-    """The same options as values of `--set`."""
-    return [f"{key}={text}" for _, key, text in options]
-
-
 def find_model(model: str) -> str:
     """Return a model as the config names it. A short name becomes a full one, and the user is told.
     ModelLoadError for an unknown name."""
@@ -190,17 +185,13 @@ def load_command_config(
     return loaded
 
 
-def make_config_reader(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> Callable[[], Config]:
-    """Make what reads the config of a command again. `sets`, `options`: as for `load_command_config`. It
-    raises ConfigError if the config is wrong now, or came from a pipe."""
+def read_config_again(loaded: LoadedConfig) -> Config:
+    """Read the config of a command again. ConfigError if it is wrong now, or came from a pipe."""
     from mlxrun.config.loading import load_config
 
-    def read() -> Config:
-        if loaded.path is not None and is_stream(loaded.path):
-            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
-        return load_config(loaded.path, sets, os.environ, options=options).config
-
-    return read
+    if loaded.path is not None and is_stream(loaded.path):
+        raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
+    return load_config(loaded.path, loaded.sets, os.environ, options=loaded.options).config
 
 
 def write_new_file(path: Path, text: str, force: bool) -> None:

@@ -23,7 +23,6 @@ import click
 
 from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.options import (
-    Options,
     add_config_options,
     add_model_argument,
     load_command_config,
@@ -176,8 +175,7 @@ def uninstall(name: str) -> None:
 def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
     """A service with this config. ConfigError if that is wrong, or would be with the variables of a
     service."""
-    named = name_model(model)
-    loaded = load_command_config(config_path, sets, named, several=True)
+    loaded = load_command_config(config_path, sets, name_model(model), several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
         arguments += ["-c", str(Path(loaded.path).resolve())]
@@ -187,21 +185,19 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
         for key, value in sorted(os.environ.items())
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
-    check_variables(loaded, sets, named, kept)
+    check_variables(loaded, kept)
     kept["PATH"] = make_path(shutil.which(COMPILER))
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
     return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
 
 
-def check_variables(
-    loaded: LoadedConfig, sets: Sequence[str], options: Options, kept: Mapping[str, str]
-) -> None:
+def check_variables(loaded: LoadedConfig, kept: Mapping[str, str]) -> None:
     """ConfigError if the config is wrong, or another one, with the variables that the service has: `kept`."""
     from mlxrun.config.loading import load_config
 
     lacks = "which the shell has and a service has not; a config reads a key from a file, as ${file:/PATH}"
     try:
-        again = load_config(loaded.path, sets, kept, options=options)
+        again = load_config(loaded.path, loaded.sets, kept, options=loaded.options)
     except ConfigError as error:
         raise ConfigError.from_problems(f"{each}, {lacks}" for each in error.problems) from error
     if again.config != loaded.config:
