@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.options import (
     add_config_options,
     add_model_argument,
@@ -29,6 +28,7 @@ from mlxrun.cli.options import (
     name_model,
     say,
 )
+from mlxrun.cli.server_client import list_running_servers, read_state
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
 
@@ -129,7 +129,7 @@ def install(
     if only_print:
         print_text(file.content.decode())
         return
-    is_new, before = not file.path.exists(), _list_running()
+    is_new, before = not file.path.exists(), list_running_servers()
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_bytes(file.content)
     try:
@@ -148,7 +148,7 @@ def install(
 @add_name
 def restart(name: str) -> None:
     """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
-    file, before = find_installed_file(name), _list_running()
+    file, before = find_installed_file(name), list_running_servers()
     _start(file)
     say(f"started again; its log: {file.logs}")
     _wait_for_answer(file, before)
@@ -249,19 +249,13 @@ def _start(file: ServiceFile) -> None:
     _call(last)
 
 
-def _list_running() -> list[ServerNote]:
-    from mlxrun.server.running_servers import find_notes_folder, list_servers
-
-    return list_servers(find_notes_folder(os.environ))
-
-
 def _wait_for_answer(file: ServiceFile, before: Sequence[ServerNote]) -> None:
     """Wait until a server answers that did not run `before`, and say at which URL. ServiceError if none does
     within ANSWER_SECONDS."""
     end, state = time.monotonic() + ANSWER_SECONDS, ""
     while state != "ok" and (not state or time.monotonic() < end):
         time.sleep(_POLL_SECONDS)
-        new = [note for note in _list_running() if note not in before]
+        new = [note for note in list_running_servers() if note not in before]
         state = read_state(new[-1].url, new[-1].certificate) if new else "no answer"
     if state not in ("ok", "loading"):
         text = f"no server has answered within {ANSWER_SECONDS:g} s"

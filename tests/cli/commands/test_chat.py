@@ -26,7 +26,7 @@ QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 
 @pytest.fixture(autouse=True)
 def _nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", "http://127.0.0.1:9")
+    monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", "http://127.0.0.1:9")
 
 
 def test_a_first_load_says_what_takes_long(
@@ -51,7 +51,7 @@ def test_a_server_is_used_where_there_is_one(
     """The client says what the server refuses. A model that cannot be loaded is an error as elsewhere."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with run_local_server(Config()) as url:
-        monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", url)
+        monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", url)
         assert main(["chat", "-p", "What is 2 + 3?"]) == 0
         assert f"{url}: embedded" in capsys.readouterr().err
         client = ServerClient(f"{url}/v1/")
