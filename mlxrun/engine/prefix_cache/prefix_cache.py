@@ -96,7 +96,8 @@ class PrefixCache(PrefixCacheInterface):
         return self._store.nbytes
 
     def read_counters(self) -> Mapping[str, int]:
-        return asdict(self.counters)
+        tier = 0 if self._tier is None else self._tier.nbytes
+        return {**asdict(self.counters), "memory_bytes": self.nbytes, "disk_bytes": tier}
 
     # -- called by the scheduler ------------------------------------------------------------------------
 

@@ -153,8 +153,7 @@ class Machine:
         if self.files is not None:
             pinned = sum(r.stop for r in self.cache._index.entries.values() if r.pins)
             assert self.files.nbytes <= self.disk + pinned
-        counters = self.cache.counters
-        assert counters.disk_bytes == (self.files.nbytes if self.files else 0)
+        assert self.cache.read_counters()["disk_bytes"] == (self.files.nbytes if self.files else 0)
         for row in self.rows.values():
             if not row.state.running and self.cache.should_wait_for_prefix(row.request.id):
                 prefilling = [r for r in self.rows.values() if r.state.running and not r.state.decoding]
