@@ -47,7 +47,7 @@ def test_all_memory_can_be_freed(deltas: bool, states: bool) -> None:
     assert cache.nbytes > 0
     cache.shrink(0)
     assert cache.nbytes == 0 and cache.counters.entries == 0
-    assert not cache._index._trees and not cache._tracked and not cache._planned
+    assert not cache._index._trees and not cache._tracked and not cache._waiting._owners
 
 
 def test_a_full_cache_takes_new_prompts() -> None:
