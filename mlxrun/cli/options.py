@@ -13,10 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -245,16 +243,6 @@ def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:
     yield from map(str, texts[:most])
     if len(texts) > most:
         yield f"... and {len(texts) - most} more"
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that no process and no part of a file is left behind."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def set_up_logging(settings: LogSettings) -> None:
