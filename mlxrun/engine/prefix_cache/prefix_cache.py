@@ -157,9 +157,9 @@ class PrefixCache(PrefixCacheInterface):
                 self._store.touch(match.entries[-2:], True)
                 match.entries[-1].hit_count += 1
                 state = payloads.pop() if match.state else None
-                deltas = zip(match.deltas, payloads, strict=True)
-                restored = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
-                return CacheHit(match.length, _classify(match, max_tokens), restored, state)
+                ends = [min(entry.stop, match.length) for entry in match.deltas]
+                deltas = tuple(zip((entry.start for entry in match.deltas), ends, payloads, strict=True))
+                return CacheHit(match.length, _classify(match, max_tokens), deltas, state)
             self._unpin(tracked)
             self._pinned.drop_lost()
         return None
