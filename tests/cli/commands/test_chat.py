@@ -153,8 +153,8 @@ def test_an_interrupt_does_not_wait_for_a_load(monkeypatch: pytest.MonkeyPatch) 
 def test_at_a_terminal(tmp_path: Path) -> None:
     """An answer comes, /bye ends the session, and what was typed is kept."""
     code = (
-        "import sys; from mlxrun.cli.commands import chat; from mlxrun.cli.main import main;"
-        "chat.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
+        "import sys; from mlxrun.cli import server_client; from mlxrun.cli.main import main;"
+        "server_client.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
     )
     environ = os.environ | {"XDG_DATA_HOME": str(tmp_path), "TERM": "dumb"}
     screen, end = pty.openpty()
