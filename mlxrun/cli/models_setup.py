@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mlxrun.cli.options import Options, make_config_reader, say
+from mlxrun.cli.options import read_config_again, say
 from mlxrun.config.loading import LoadedConfig, load_config, place_problem
 from mlxrun.config.nodes import ConfigNode, Origin
 from mlxrun.config.server_settings import ServedModelSettings, has_response_file, read_served_model
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from mlxrun.server.engine_state import LoadedEngine
 
 
-def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> dict[str, Config]:
+def load_model_configs(loaded: LoadedConfig) -> dict[str, Config]:
     """Load the config of each of several models, by its name. ConfigError with all problems, each at its
     place."""
     found, problems = {}, list[str]()
     for name in loaded.config.models:
         try:
             trees = [(make_tree(loaded, name), Path())]
-            sources = (loaded.path, sets, os.environ)
+            sources, options = (loaded.path, loaded.sets, os.environ), loaded.options
             config = load_config(*sources, options=options, trees=trees, without=("models",)).config
         except ConfigError as error:
             problems += [f"{each} (models.{name})" for each in error.problems or (str(error),)]
@@ -233,7 +233,7 @@ def check_shares(loaded: LoadedConfig, slots: Sequence[ModelSlot], limit: int) -
         raise ConfigError.from_problems(problems)
 
 
-async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
+async def serve_models(loaded: LoadedConfig) -> int:
     """Serve several models until a signal ends it; the exit code."""
     from mlxrun.cli.run_pages import show_runs
     from mlxrun.cluster.models.messages import DescribeModels, DigestModels
@@ -249,7 +249,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     from mlxrun.server.welcome import format_models_welcome
 
     config, secret = loaded.config, secrets.token_urlsafe(32)
-    configs = load_model_configs(loaded, sets, options)
+    configs = load_model_configs(loaded)
     models = read_entries(loaded)
     facts = await describe_models(DescribeModels(list(configs.values())))
     slots = make_slots(configs, models, facts, secret)
@@ -279,6 +279,6 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
         load,
         print_line,
         note=note,
-        read_config=make_config_reader(loaded, sets, options),
+        read_config=partial(read_config_again, loaded),
         welcome=format_models_welcome,
     )

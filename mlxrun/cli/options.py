@@ -13,10 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,11 +94,6 @@ def name_model(model: str | None, given_as: str = "MODEL") -> Options:
     """Make the options of the model that a command was given. `given_as`: what errors call it. ModelLoadError
     for an unknown name."""
     return [] if model is None else [(given_as, "model.path", find_model(model))]
-
-
-def list_sets(options: Options) -> list[str]:
-    """The same options as values of `--set`."""
-    return [f"{key}={text}" for _, key, text in options]
 
 
 def find_model(model: str) -> str:
@@ -190,17 +183,13 @@ def load_command_config(
     return loaded
 
 
-def make_config_reader(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> Callable[[], Config]:
-    """Make what reads the config of a command again. `sets`, `options`: as for `load_command_config`. It
-    raises ConfigError if the config is wrong now, or came from a pipe."""
+def read_config_again(loaded: LoadedConfig) -> Config:
+    """Read the config of a command again. ConfigError if it is wrong now, or came from a pipe."""
     from mlxrun.config.loading import load_config
 
-    def read() -> Config:
-        if loaded.path is not None and is_stream(loaded.path):
-            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
-        return load_config(loaded.path, sets, os.environ, options=options).config
-
-    return read
+    if loaded.path is not None and is_stream(loaded.path):
+        raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
+    return load_config(loaded.path, loaded.sets, os.environ, options=loaded.options).config
 
 
 def write_new_file(path: Path, text: str, force: bool) -> None:
@@ -254,16 +243,6 @@ def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:
     yield from map(str, texts[:most])
     if len(texts) > most:
         yield f"... and {len(texts) - most} more"
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that no process and no part of a file is left behind."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def set_up_logging(settings: LogSettings) -> None:

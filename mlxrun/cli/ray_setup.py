@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from mlxrun.jobs.run.job_run import JobSetup
 
 
-def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, Config]:
+def load_worker_configs(loaded: LoadedConfig) -> dict[int, Config]:
     """Load the configs of the workers that `workers.overrides` names, by number. ConfigError names the
     worker."""
     from mlxrun.config.loading import load_config
 
+    # A worker has an address of its own, and its overrides go over the model of the command.
+    model = (f"{key}={text}" for _, key, text in loaded.options if key == "model.path")
+    given = (*loaded.sets, *model)
     own: defaultdict[int, list[str]] = defaultdict(list)
     for key, value in loaded.config.workers.overrides.items():
         number, _, setting = key.partition(".")
@@ -40,7 +43,7 @@ def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, 
     found = {}
     for worker, values in own.items():
         try:
-            found[worker] = load_config(loaded.path, (*sets, *values), os.environ).config
+            found[worker] = load_config(loaded.path, (*given, *values), os.environ).config
         except ConfigError as error:
             raise ConfigError(f"workers.overrides, worker {worker}: {error}") from error
     return found
@@ -60,7 +63,7 @@ def _quote(value: object) -> str:
 
 @asynccontextmanager
 async def run_on_ray(
-    address: str, loaded: LoadedConfig, sets: Sequence[str], paths: JobPaths, mixed: bool
+    address: str, loaded: LoadedConfig, paths: JobPaths, mixed: bool
 ) -> AsyncIterator[JobSetup]:
     """Give the setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be
     reached or has no room, JobError or WorkerRefused if the first worker cannot be used."""
@@ -74,7 +77,7 @@ async def run_on_ray(
     config = loaded.config
     if config.batch.user_model is not None:
         raise ConfigError("batch.user_model: workers on Ray have one model each; run this job without --ray")
-    job = RayJob(address, config, load_worker_configs(loaded, sets), paths.job, paths.cache, mixed)
+    job = RayJob(address, config, load_worker_configs(loaded), paths.job, paths.cache, mixed)
     count = job.connect()
     try:
         check_overrides(job.configs, count)
@@ -96,7 +99,7 @@ async def run_on_ray(
         await job.close()
 
 
-async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], mixed: bool) -> int:
+async def serve_on_ray(address: str, loaded: LoadedConfig, mixed: bool) -> int:
     """Serve on the workers of a cluster, as `mlxrun serve` does. SIGHUP restarts them one after the other.
     ConfigError if Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
     from mlxrun.cli.run_pages import show_runs
@@ -112,7 +115,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
 
     config, loop = loaded.config, asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to restart yet
-    servers = RayServers(address, config, load_worker_configs(loaded, sets), load_engine, mixed)
+    servers = RayServers(address, config, load_worker_configs(loaded), load_engine, mixed)
     count = servers.connect()
     pool = servers.pool
 

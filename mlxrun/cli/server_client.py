@@ -1,4 +1,5 @@
-"""A client of a running server, for commands. Every method blocks, so that Ctrl-C ends the call it is in.
+"""A client of a running server, and the servers of this machine, for commands. Every call blocks, so that
+Ctrl-C ends the one it is in.
 
 A server with `server.tls` on this machine is known by its certificate.
 """
@@ -7,19 +8,28 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.text_files import read_regular
 
+if TYPE_CHECKING:
+    from mlxrun.server.running_servers import ServerNote
+
+LOCAL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "MLXRUN_API_KEY"
 SECONDS = 3600.0  # that the next part of an answer may take: a long prompt is read before the first one
+_LOOK_SECONDS = 0.5  # that a server on this machine may take to say which model it has
+_STATE_SECONDS = 2.0  # that it may take to say its state
+_MOST_BYTES = 1_000_000  # of that answer
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -39,6 +49,54 @@ class AnswerDelta:
     reasoning: bool = False
     usage: Mapping[str, Any] | None = None
     cut: bool = False
+
+
+def list_running_servers() -> list[ServerNote]:
+    """The servers that run on this machine, the oldest first."""
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
+
+    return list_servers(find_notes_folder(os.environ))
+
+
+def list_certificates() -> dict[str, str | None]:
+    """The certificates of the servers on this machine by their URLs, the oldest first."""
+    return {note.url: note.certificate for note in list_running_servers()}
+
+
+def find_server(key: str | None) -> str | None:
+    """The usual address, else that of the newest server on this machine, if a server answers there."""
+    for url in dict.fromkeys((LOCAL, *reversed(list_certificates()))):
+        with suppress(ClientError):
+            make_client(url, key).list_models(_LOOK_SECONDS)
+            return url
+    return None
+
+
+def make_client(url: str, key: str | None) -> ServerClient:
+    """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
+    return ServerClient(url, key, list_certificates().get(url.rstrip("/").removesuffix("/v1")))
+
+
+def read_state(url: str, certificate: str | None = None) -> str:
+    """What a server says of its state, or that it does not answer. `certificate`: see `connect`."""
+    found = _read_object(f"{url}/health", certificate)
+    return "no answer" if found is None else str(found.get("status", "unknown"))
+
+
+def read_modalities(url: str, certificate: str | None = None) -> list[str]:
+    """The kinds of input that a server's models take. Empty if it does not say."""
+    models = (_read_object(f"{url}/v1/models", certificate) or {}).get("data", ())
+    return list(dict.fromkeys(kind for model in models for kind in model.get("input_modalities", ())))
+
+
+def _read_object(url: str, certificate: str | None) -> dict[str, Any] | None:
+    """The JSON object at a URL, empty if it is another value. None without an answer, or if it is no JSON."""
+    try:
+        with closing(connect(url, _STATE_SECONDS, certificate)) as connection:
+            connection.request("GET", urlsplit(url).path)
+            return read_json(connection.getresponse().read(_MOST_BYTES))
+    except (OSError, http.client.HTTPException, ClientError):
+        return None
 
 
 class ServerClient:

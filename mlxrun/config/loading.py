@@ -36,6 +36,9 @@ class LoadedConfig:
     digest: str
     path: Path | None  # the file that it was read from; None: built-in defaults
     tree: ConfigNode = field(default=ConfigNode({}, DEFAULT), compare=False)  # values with their origins
+    # What a command was given besides the file; see load_config.
+    sets: Sequence[str] = field(default=(), compare=False)
+    options: Sequence[tuple[str, str, str]] = field(default=(), compare=False)
 
 
 def load_config(
@@ -77,7 +80,7 @@ def load_config(
     problems += _find_contradictions(config, origins, wrong)
     if not any(key.startswith("models") for key in wrong):
         problems += find_entry_problems(config, tree)
-    loaded = LoadedConfig(config, origins, hash_config(config), chosen, tree)
+    loaded = LoadedConfig(config, origins, hash_config(config), chosen, tree, sets, options)
     wrong = {item.key for item in problems}
     problems += [item for check in extra_checks for item in check(loaded) if item.key not in wrong]
     if problems:

@@ -98,11 +98,10 @@ def _build_engine(
     drafts, drafting = build_draft_planner(model, draft)
     choosing = None if config.prefill.sparse == "off" else _load_selector(model, draft, drafting)
     memory = _make_memory(model, choosing, drafting)
-    prefix_cache = build_prefix_cache(config, model_info, model.snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
         RequestLimits(model_info.context_length, memory),
-        prefix_cache=prefix_cache,
+        prefix_cache=build_prefix_cache(config, model_info, model.snapshots, memory),
         aligned_chunks=config.engine.reproducible or methods.library_chunks,
         regenerates=config.engine.reproducible,
         costs=costs,
@@ -114,7 +113,7 @@ def _build_engine(
         vectors = build_decoder_runner(config, model_info, model.caller)
         pooling = PoolingSteps(vectors, scheduler, config.engine.max_errors)
     if choosing is not None:
-        selection = TokenSelection(choosing.selector, config.prefill, scheduler, prefix_cache)
+        selection = TokenSelection(choosing.selector, config.prefill, scheduler)
     if drafting is not None and isinstance(drafting.source, MTPSource):
         head = drafting.source
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
@@ -127,7 +126,6 @@ def _build_engine(
         runner,
         config.engine,
         model.load_check,
-        prefix_cache,
         pooling,
         selection,
         num_embeddings=count,

@@ -14,7 +14,7 @@ import numpy as np
 from mlxrun.config.settings import EngineSettings
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request, TokenEvent, compute_digest
-from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
+from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.generation import GenerationSteps, Runner
 from mlxrun.engine.workloads.pooling import PoolingSteps
@@ -44,7 +44,6 @@ class Engine:
         runner: Runner,
         settings: EngineSettings,
         load_check: LoadCheckReport | None = None,
-        prefix_cache: PrefixCacheInterface | None = None,
         pooling: PoolingSteps | None = None,
         selection: TokenSelection | None = None,
         transcription: TranscriptionSteps | None = None,
@@ -55,8 +54,7 @@ class Engine:
         self.scheduler = scheduler
         self.load_check = load_check
         self.recheck = recheck
-        cache = prefix_cache or NoPrefixCache()
-        self.generation = GenerationSteps(scheduler, runner, cache, settings.max_errors)
+        self.generation = GenerationSteps(scheduler, runner, settings.max_errors)
         self.pooling = pooling
         self.selection = selection
         self.transcription = transcription
@@ -71,7 +69,7 @@ class Engine:
     @property
     def prefix_cache(self) -> PrefixCacheInterface:
         """The scheduler's prefix cache."""
-        return self.generation.prefix_cache
+        return self.scheduler.prefix_cache
 
     @property
     def busy(self) -> bool:

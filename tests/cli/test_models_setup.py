@@ -38,8 +38,8 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_each_model_has_the_config_with_its_own_settings(tmp_path: Path) -> None:
-    loaded = load_config(write(tmp_path, TEXT))
-    found = load_model_configs(loaded, ["sampling.top_k=3"], [])
+    loaded = load_config(write(tmp_path, TEXT), ["sampling.top_k=3"])
+    found = load_model_configs(loaded)
     chat, coder = found["chat"], found["coder"]
     assert chat.model.path == "embedded" and chat.model.names == ("chat",) and not chat.models
     assert coder.model.path == str(tmp_path / "coder") and coder.model.names == ("coder", "gpt-4o", "$x")
@@ -62,7 +62,7 @@ def test_the_errors_of_all_models_have_their_places(tmp_path: Path) -> None:
 """
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as error:
-        load_model_configs(load_config(path), [], [])
+        load_model_configs(load_config(path))
     assert error.value.problems == (
         f"{path}:2:59: sampling.temperature: -1 is less than 0 (models.chat)",
         f"{path}:7:24: scheduler.chunk: chunk 512 is more than prefill_budget 256 (models.other)",

@@ -99,5 +99,5 @@ async def test_workers_on_ray_have_one_model_each(tmp_path: Path) -> None:
     """It is said before Ray is looked for."""
     loaded = load_config(None, ["batch.user_model=embedded"])
     with pytest.raises(ConfigError, match="batch.user_model: workers on Ray have one model each"):
-        async with run_on_ray("ray://nowhere", loaded, (), JobPaths(tmp_path / "job.jsonl"), mixed=False):
+        async with run_on_ray("ray://nowhere", loaded, JobPaths(tmp_path / "job.jsonl"), mixed=False):
             pass

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.main import main
-from mlxrun.cli.server_client import ClientError, ServerClient, connect
+from mlxrun.cli.server_client import ClientError, ServerClient, connect, read_state
 from mlxrun.server.certificate import ServerCertificate
 from tests.helpers.certificates import write_certificate
 from tests.helpers.command_processes import read_log, run_serve, start_command, wait_until
@@ -67,7 +66,7 @@ def test_a_server_with_https_is_listed_asked_and_stopped(
 ) -> None:
     """With a certificate that no machine trusts. A new one is used after SIGHUP, by the commands too."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
-    monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", "http://127.0.0.1:9")
+    monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", "http://127.0.0.1:9")
     files, new = write_certificate(tmp_path, host="ai.example.com"), write_certificate(tmp_path, "b")
 
     def list_states() -> list[tuple[str, str]]:

@@ -432,7 +432,7 @@ async def test_a_prefix_is_pinned_once_it_is_stored(
     """A part of it that is stored first is not pinned by itself."""
     async with bench() as b:
         cache = StoredLater(*counts)
-        b.engine.generation.prefix_cache = cache
+        b.engine.scheduler.prefix_cache = cache
         b.runner.has_pending_snapshots = pending
         pinned = await b.client.pin_prefix(make_request("a", 10), 9, "agent")
         assert pinned is not None and (pinned.name, pinned.tokens, cache.pinned) == (
@@ -446,7 +446,7 @@ async def test_a_prefix_is_pinned_once_it_is_stored(
 async def test_a_prefix_that_is_never_stored_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxrun.engine.client.PIN_SECONDS", 0.0)
     async with bench() as b:
-        cache = b.engine.generation.prefix_cache = StoredLater(3)
+        cache = b.engine.scheduler.prefix_cache = StoredLater(3)
         b.runner.has_pending_snapshots = True
         pinned = await b.client.pin_prefix(make_request("a", 10), 9, "agent")
         assert pinned is not None and cache.pinned == [3]

@@ -232,7 +232,7 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     index, store = cache._index, cache._store
     entries = index.entries.values()
     in_memory = [e for e in entries if e.payload is not None]
-    assert store.nbytes == sum(e.nbytes for e in in_memory) == cache.counters.memory_bytes
+    assert store.nbytes == sum(e.nbytes for e in in_memory) == cache.read_counters()["memory_bytes"]
     assert cache.counters.entries == len(in_memory)
     assert set(index.entries) == set(index._nodes)
     if memory is not None:

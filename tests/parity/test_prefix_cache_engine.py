@@ -15,8 +15,8 @@ from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.entry import KeyChain
+from mlxrun.engine.prefix_cache.prefix_waiting import PrefixWaiting
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
-from mlxrun.engine.prefix_cache.tracked_request import PlannedCachePositions
 from mlxrun.model.kv.snapshot.packing import Stack
 from mlxrun.model.kv.snapshot.snapshots import DeltaPayload, SnapshotCodec
 from mlxrun.model.run.decode import DecodeRunner
@@ -72,7 +72,7 @@ def test_prompts_that_part_inside_a_chunk_compute_their_beginning_once(
 ) -> None:
     assert compute_questions(zoo) <= len(BASE) + 5 * 11
     assert compute_questions(zoo, reproducible=True) >= 5 * len(BASE), "hits end on the grid"
-    monkeypatch.setattr(PlannedCachePositions, "list_owners", lambda self, stop: [])
+    monkeypatch.setattr(PrefixWaiting, "list_owners", lambda self, stop: [])
     assert compute_questions(zoo) >= 5 * len(BASE), "the mutation twin: nobody waits"
 
 
@@ -85,8 +85,7 @@ def test_a_beginning_of_another_prompt_is_found(zoo: Zoo, monkeypatch: pytest.Mo
         longer = found is not None and not found.ends_entry and found.length < most
         if found is None or not longer:
             return found
-        deltas = [*found.deltas[:-1], (found.deltas[-1][0], found.length + 1, found.deltas[-1][2])]
-        return replace(found, length=found.length + 1, deltas=deltas)
+        return replace(found, length=found.length + 1)
 
     monkeypatch.setattr(RadixIndex, "match", match_more)
     with pytest.raises(AssertionError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun import __version__
-from mlxrun.cli.bench.engine.measurement import MEASURES
+from mlxrun.cli.bench.engine.measurement import MEASURES, Measure, Values
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console, print_text
 from mlxrun.model.machine.versions import list_library_versions
@@ -76,17 +76,24 @@ def print_notes(lines: Iterable[str], console: Console) -> None:
 def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Build the rows of one workload: measure, one value a side, and the ratio if there is a peer. If a side
     failed, the first row has each side's number of runs."""
-    rows: list[tuple[str, ...]] = []
     sides = part["sides"].values()
+    ratios = [part["ratio"]] if "ratio" in part else []
+    rows = build_measure_rows(MEASURES, [side["median"] for side in sides], ratios)
     if any("error" in side for side in sides):
-        rows.append(("runs", *map(_describe_runs, sides), *(["-"] if "ratio" in part else [])))
-    for key, measure in MEASURES.items():
-        values = [side["median"].get(key) for side in sides]
+        rows.insert(0, ("runs", *map(_describe_runs, sides), *("-" for _ in ratios)))
+    return rows
+
+
+def build_measure_rows(
+    measures: Mapping[str, Measure], medians: Sequence[Values], ratios: Sequence[Values]
+) -> list[tuple[str, ...]]:
+    """Build a row for each measure that a side has: its title, the value of each side, and each ratio."""
+    rows = []
+    for key, measure in measures.items():
+        values = [side.get(key) for side in medians]
         if any(value is not None for value in values):
-            cells = [format_value(value, measure.unit) for value in values]
-            if "ratio" in part:
-                cells.append(format_value(part["ratio"].get(key), "x").removesuffix(" x"))
-            rows.append((measure.title, *cells))
+            shown = [format_value(ratio.get(key), "x").removesuffix(" x") for ratio in ratios]
+            rows.append((measure.title, *(format_value(value, measure.unit) for value in values), *shown))
     return rows
 
 

@@ -17,7 +17,6 @@ from mlxrun.cli.options import (
     add_model_option,
     add_ray_option,
     list_first,
-    list_sets,
     load_command_config,
     name_model,
     say,
@@ -131,30 +130,24 @@ def command(
         evals = make_eval_reader(paths.job, scorer)
         if scorer is not None:
             report_likelihood_lines(paths.job, str(jobs), say)
-        named = name_model(model, "--model")
-        loaded = load_command_config(config_path, sets, named)
+        loaded = load_command_config(config_path, sets, name_model(model, "--model"))
         options = JobOptions(**flags)
         if dry_run:
             return run_async(_dry_run(loaded, paths, options))
         raise_open_files()
         with keep_awake(loaded.config.batch.keep_awake):
-            return run_async(_run(ray_address, loaded, (*sets, *list_sets(named)), paths, options, evals))
+            return run_async(_run(ray_address, loaded, paths, options, evals))
 
 
 async def _run(
-    ray_address: str | None,
-    loaded: LoadedConfig,
-    sets: tuple[str, ...],
-    paths: JobPaths,
-    options: JobOptions,
-    evals: EvalReader,
+    ray_address: str | None, loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals: EvalReader
 ) -> int:
     if ray_address is None:
         setup = make_command_setup(loaded, paths.job.parent, paths.cache)
         return await _run_job(setup, paths, options, evals, notes_pace=True)
     from mlxrun.cli.ray_setup import run_on_ray
 
-    async with run_on_ray(ray_address, loaded, sets, paths, options.mixed) as setup:
+    async with run_on_ray(ray_address, loaded, paths, options.mixed) as setup:
         return await _run_job(setup, paths, options, evals)
 
 

@@ -31,7 +31,6 @@ from mlxrun.cli.options import (
     add_config_options,
     add_json_option,
     add_measure_options,
-    interrupt_on_sigterm,
     load_command_config,
     make_repeat_option,
     say,
@@ -222,8 +221,7 @@ def report(
             write_json_file(report, json_path)
 
     try:
-        with interrupt_on_sigterm():  # so that the server is stopped too
-            run_machine_report(plan, report, say, save)
+        run_machine_report(plan, report, say, save)
     except Exception as error:
         report["error"] = str(error) or type(error).__name__
         raise

@@ -6,19 +6,22 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mlxrun.cli.commands.chat import KEY_VARIABLE, find_server, list_certificates, make_client
+from mlxrun.cli.server_client import (
+    KEY_VARIABLE,
+    ServerClient,
+    find_server,
+    list_certificates,
+    make_client,
+)
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.limited_json import load_json
 from mlxrun.core.terminal import print_json, print_line
 from mlxrun.core.text_files import read_text_file
-
-if TYPE_CHECKING:
-    from mlxrun.cli.server_client import ServerClient
 
 FORMAT = 1
 MAX_BODY = 64_000_000  # bytes

@@ -21,17 +21,14 @@ from mlxrun.cli.options import (
     name_model,
     say,
 )
+from mlxrun.cli.server_client import KEY_VARIABLE, ServerClient, find_server, make_client
 from mlxrun.core.terminal import open_console
 
 if TYPE_CHECKING:
     from mlxrun.cli.chat.session import ChatSession
-    from mlxrun.cli.server_client import ServerClient
     from mlxrun.config.settings import ModelSettings
 
-LOCAL = "http://127.0.0.1:8000"
-KEY_VARIABLE = "MLXRUN_API_KEY"
 ASK_TOKENS = 2048  # of the answer to `-p`, where nobody sets them
-_LOOK_SECONDS = 0.5  # that a server on this machine may take to say which model it has
 
 
 @click.command(
@@ -114,31 +111,6 @@ def _read_question(prompt: str | None) -> str | None:
     return question
 
 
-def find_server(key: str | None) -> str | None:
-    """The usual address, else that of the newest server on this machine, if a server answers there."""
-    from mlxrun.cli.server_client import ClientError
-
-    for url in dict.fromkeys((LOCAL, *reversed(list_certificates()))):
-        with suppress(ClientError):
-            make_client(url, key).list_models(_LOOK_SECONDS)
-            return url
-    return None
-
-
-def list_certificates() -> dict[str, str | None]:
-    """The certificates of the servers on this machine by their URLs, the oldest first."""
-    from mlxrun.server.running_servers import find_notes_folder, list_servers
-
-    return {note.url: note.certificate for note in list_servers(find_notes_folder(os.environ))}
-
-
-def make_client(url: str, key: str | None) -> ServerClient:
-    """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
-    from mlxrun.cli.server_client import ServerClient
-
-    return ServerClient(url, key, list_certificates().get(url.rstrip("/").removesuffix("/v1")))
-
-
 @contextmanager
 def _open_client(
     url: str | None,
@@ -159,7 +131,6 @@ def _open_client(
         return
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.chat.local_server import run_local_server
-    from mlxrun.cli.server_client import ServerClient
 
     remedy = "start `mlxrun serve` with it, and then `mlxrun chat` without -c, --set and MODEL"
     sets = ("log.level=warning", *sets)

@@ -48,7 +48,7 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
         try:
             loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
             if loaded.config.models:
-                asyncio.run(check_memory(loaded, load_model_configs(loaded, sets, ())))
+                asyncio.run(check_memory(loaded, load_model_configs(loaded)))
         except ConfigError as error:
             problems += error.problems or [str(error)]
         else:

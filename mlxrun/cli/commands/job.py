@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from mlxrun.cli.options import interrupt_on_sigterm, parse_field
+from mlxrun.cli.options import parse_field
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_error, print_line, print_text
 from mlxrun.core.visible_text import escape_json
@@ -122,15 +122,14 @@ def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
     from mlxrun.jobs.records.run_paths import replace_file
 
     temp = output.with_name(output.name + ".tmp")
-    with interrupt_on_sigterm():
-        try:
-            with _open_temporary(temp) as file:
-                if output.exists() and not force:
-                    raise JobError(f"{output} exists already; --force overwrites it")
-                count = maker.write_lines(data, file, make_row_report(str(data)))
-                replace_file(file, temp, output)
-        except OSError as error:
-            raise JobError(f"{output}: cannot be written: {error.strerror or error}") from error
+    try:
+        with _open_temporary(temp) as file:
+            if output.exists() and not force:
+                raise JobError(f"{output} exists already; --force overwrites it")
+            count = maker.write_lines(data, file, make_row_report(str(data)))
+            replace_file(file, temp, output)
+    except OSError as error:
+        raise JobError(f"{output}: cannot be written: {error.strerror or error}") from error
     return count
 
 

@@ -11,14 +11,12 @@ import click
 
 from mlxrun.cli.long_runs import raise_open_files
 from mlxrun.cli.options import (
-    Options,
     add_config_options,
     add_model_argument,
     add_ray_option,
-    list_sets,
     load_command_config,
-    make_config_reader,
     name_model,
+    read_config_again,
 )
 from mlxrun.core.terminal import print_line
 
@@ -85,25 +83,23 @@ def command(
     from mlxrun.cli.signal_loop import run_async
 
     given = {"host": host, "port": port}
-    named = name_model(model)
     server = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
-    options = [*named, *server]
+    options = [*name_model(model), *server]
     loaded = load_command_config(config_path, sets, options, several=ray_address is None)
     raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 
-        return run_async(serve_on_ray(ray_address, loaded, (*sets, *list_sets(named)), mixed))
+        return run_async(serve_on_ray(ray_address, loaded, mixed))
     if loaded.config.models:
         from mlxrun.cli.models_setup import serve_models
 
-        return run_async(serve_models(loaded, sets, options))
-    return run_async(serve_until_signal(loaded, sets, options))
+        return run_async(serve_models(loaded))
+    return run_async(serve_until_signal(loaded))
 
 
-async def serve_until_signal(loaded: LoadedConfig, sets: tuple[str, ...], options: Options) -> int:
-    """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
-    config is read again."""
+async def serve_until_signal(loaded: LoadedConfig) -> int:
+    """Serve until a signal ends it; the exit code."""
     from mlxrun.cli.run_pages import show_runs
     from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.app import make_app
@@ -124,7 +120,7 @@ async def serve_until_signal(loaded: LoadedConfig, sets: tuple[str, ...], option
         lambda: _load(loaded, queue),
         print_line,
         note=note,
-        read_config=make_config_reader(loaded, sets, options),
+        read_config=partial(read_config_again, loaded),
     )
 
 

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.options import (
-    Options,
     add_config_options,
     add_model_argument,
     load_command_config,
     name_model,
     say,
 )
+from mlxrun.cli.server_client import list_running_servers, read_state
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
 
@@ -130,7 +129,7 @@ def install(
     if only_print:
         print_text(file.content.decode())
         return
-    is_new, before = not file.path.exists(), _list_running()
+    is_new, before = not file.path.exists(), list_running_servers()
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_bytes(file.content)
     try:
@@ -149,7 +148,7 @@ def install(
 @add_name
 def restart(name: str) -> None:
     """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
-    file, before = find_installed_file(name), _list_running()
+    file, before = find_installed_file(name), list_running_servers()
     _start(file)
     say(f"started again; its log: {file.logs}")
     _wait_for_answer(file, before)
@@ -176,8 +175,7 @@ def uninstall(name: str) -> None:
 def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
     """A service with this config. ConfigError if that is wrong, or would be with the variables of a
     service."""
-    named = name_model(model)
-    loaded = load_command_config(config_path, sets, named, several=True)
+    loaded = load_command_config(config_path, sets, name_model(model), several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
         arguments += ["-c", str(Path(loaded.path).resolve())]
@@ -187,21 +185,19 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
         for key, value in sorted(os.environ.items())
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
-    check_variables(loaded, sets, named, kept)
+    check_variables(loaded, kept)
     kept["PATH"] = make_path(shutil.which(COMPILER))
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
     return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
 
 
-def check_variables(
-    loaded: LoadedConfig, sets: Sequence[str], options: Options, kept: Mapping[str, str]
-) -> None:
+def check_variables(loaded: LoadedConfig, kept: Mapping[str, str]) -> None:
     """ConfigError if the config is wrong, or another one, with the variables that the service has: `kept`."""
     from mlxrun.config.loading import load_config
 
     lacks = "which the shell has and a service has not; a config reads a key from a file, as ${file:/PATH}"
     try:
-        again = load_config(loaded.path, sets, kept, options=options)
+        again = load_config(loaded.path, loaded.sets, kept, options=loaded.options)
     except ConfigError as error:
         raise ConfigError.from_problems(f"{each}, {lacks}" for each in error.problems) from error
     if again.config != loaded.config:
@@ -253,19 +249,13 @@ def _start(file: ServiceFile) -> None:
     _call(last)
 
 
-def _list_running() -> list[ServerNote]:
-    from mlxrun.server.running_servers import find_notes_folder, list_servers
-
-    return list_servers(find_notes_folder(os.environ))
-
-
 def _wait_for_answer(file: ServiceFile, before: Sequence[ServerNote]) -> None:
     """Wait until a server answers that did not run `before`, and say at which URL. ServiceError if none does
     within ANSWER_SECONDS."""
     end, state = time.monotonic() + ANSWER_SECONDS, ""
     while state != "ok" and (not state or time.monotonic() < end):
         time.sleep(_POLL_SECONDS)
-        new = [note for note in _list_running() if note not in before]
+        new = [note for note in list_running_servers() if note not in before]
         state = read_state(new[-1].url, new[-1].certificate) if new else "no answer"
     if state not in ("ok", "loading"):
         text = f"no server has answered within {ANSWER_SECONDS:g} s"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mlxrun.cli.options import say
+from mlxrun.cli.server_client import list_running_servers
 from mlxrun.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,17 +39,14 @@ code is 0 once it has ended, and 2 if no server, or more than one, is meant.
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 def command(name: str | None, is_all: bool, now: bool) -> None:
     """Stop a server that runs on this machine."""
-    from mlxrun.server.running_servers import find_notes_folder, list_servers
-
     if is_all and name is not None:
         raise click.UsageError("--all stops every server: give no SERVER")
-    folder = find_notes_folder(os.environ)
-    chosen = choose_servers(list_servers(folder), name, is_all)
+    chosen = choose_servers(list_running_servers(), name, is_all)
     for note in chosen:
         say(f"stopping {_describe(note)}")
         _signal(note, now)
     left = {note.pid for note in chosen}
-    while left & {note.pid for note in list_servers(folder)}:
+    while left & {note.pid for note in list_running_servers()}:
         time.sleep(_POLL_SECONDS)
 
 

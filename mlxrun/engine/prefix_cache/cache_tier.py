@@ -18,8 +18,8 @@ from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
 
 
 class CacheTier(Protocol):
-    """Holds entries as bytes, by their keys. Only the engine thread calls it. No method raises, and only
-    `read` and `scan` may wait for a disk.
+    """Holds entries as bytes, by their keys. Only the engine thread calls it, but for `nbytes`, which any
+    thread may read. No method raises, and only `read` and `scan` may wait for a disk.
 
     EntryStore deletes entries while `nbytes` exceeds `max_bytes`. A tier counts what it reads, writes and
     refuses in its CacheCounters.

@@ -104,7 +104,6 @@ class DiskTier:
             usable = [(entry, size) for _, _, entry, size in found if entry.key not in self._to_delete]
             self._sizes = {entry.key: size for entry, size in usable}
             self._on_disk = sum(self._sizes.values())
-            self._update_counters()
         return [entry for entry, _ in usable]
 
     def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
@@ -122,7 +121,6 @@ class DiskTier:
                 return False
             self._pending[entry.key] = write
             self._queued += write.nbytes
-            self._update_counters()
             self._wake_writer()
         return True
 
@@ -198,16 +196,11 @@ class DiskTier:
 
     def _forget_file(self, key: Key) -> None:
         self._on_disk -= self._sizes.pop(key, 0)
-        self._update_counters()
 
     def _cancel_write(self, key: Key) -> None:
         write = self._pending.pop(key, None)
         if write is not None:
             self._queued -= write.nbytes
-            self._update_counters()
-
-    def _update_counters(self) -> None:
-        self._counters.disk_bytes = self._on_disk + self._queued
 
     def _wake_writer(self) -> None:
         if self._thread is None:
@@ -269,14 +262,12 @@ class DiskTier:
                 self._sizes[key] = size
                 self._on_disk += size
                 self._counters.written += 1
-                self._update_counters()
 
     def _pause(self, error: OSError) -> None:
         """Drop the pending writes of a disk that accepts no more, and try again later."""
         with self._changed:
             self._pending.clear()
             self._queued = 0
-            self._update_counters()
             self._paused_until = time.monotonic() + RETRY_SECONDS
             first, self._warned = not self._warned, True
         if first:

@@ -100,8 +100,6 @@ class CacheCounters:
     miss: int = 0
     tokens: int = 0  # that need not be computed
     entries: int = 0  # in memory now
-    memory_bytes: int = 0  # now
-    disk_bytes: int = 0  # now
     pinned_bytes: int = 0  # of the prefixes that an operator has pinned, as they take in memory
     evicted: int = 0  # from memory
     evicted_disk: int = 0

@@ -189,14 +189,12 @@ class EntryStore:
             self.counters.evicted += 1
             self._shrink_tier()  # after each, so that the tier never holds all of memory
         self._shrink_tier()
-        self._update_counters()
 
     def _evict_from_memory(self, entry: CacheEntry) -> None:
         """Write the entry to the tier first, if it is not there: a prompt may be longer than memory holds."""
         self.write(entry)
         if entry.in_tier:
             self._count_payload(entry, -1)
-            self._update_counters()
         else:
             self.remove(entry)
 
@@ -236,7 +234,6 @@ class EntryStore:
                 if entry.payload is not None:
                     self._count_payload(entry, -1)
                 self._delete_from_tier(entry)
-        self._update_counters()
 
     def _count_payload(self, entry: CacheEntry, sign: int) -> None:
         """Account for a payload that has come into memory (1), or drop it from there (-1)."""
@@ -247,10 +244,6 @@ class EntryStore:
         else:
             entry.payload, entry.nbytes = None, 0
             self._memory_order.discard(entry)
-
-    def _update_counters(self) -> None:
-        self.counters.memory_bytes = self.nbytes
-        self.counters.disk_bytes = self._tier.nbytes if self._tier is not None else 0
 
     # -- the tier ---------------------------------------------------------------------------------------
 

@@ -11,54 +11,16 @@ from mlxrun.engine.prefix_cache.entry import CacheEntry
 from mlxrun.engine.prefix_cache.entry_logprobs import LogprobBook
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex
-from mlxrun.engine.prefix_cache.tracked_request import MIN_SHARED, TrackedRequest
+from mlxrun.engine.prefix_cache.tracked_request import TrackedRequest
 
 
 class LogprobKeeper:
-    """Stores and finds the logprobs of prompts. `grid_only`: see PrefixCache.
-
-    Prompts with logprobs often diverge at a place that is not known beforehand, such as the choices of a
-    question. So a request waits for a running one that is about to end and shares more with it than the cache
-    does.
-    """
+    """Stores and finds the logprobs of prompts. `grid_only`: see PrefixCache."""
 
     def __init__(self, index: RadixIndex, store: EntryStore, grid_only: bool) -> None:
         self._index = index
         self._store = store
         self._grid_only = grid_only
-        self._owners: dict[str, TrackedRequest] = {}  # running requests that end with their prompt
-
-    @property
-    def has_owners(self) -> bool:
-        return bool(self._owners)
-
-    def add_owner(self, tracked: TrackedRequest) -> None:
-        """Note a request that begins to run. No request waits for it if hits end on the grid, or if the model
-        has states, which cannot be used where prompts diverge."""
-        ends_soon = tracked.book is not None and tracked.request.params.max_tokens <= 1
-        if ends_soon and not self._grid_only and not self._index.has_states:
-            self._owners[tracked.request.id] = tracked
-
-    def remove_owner(self, tracked: TrackedRequest) -> None:
-        """Note that a request no longer runs, and store its new logprobs."""
-        self._owners.pop(tracked.request.id, None)
-        self.add_new_logprobs(tracked)
-
-    def waits_for_owner(self, tracked: TrackedRequest, matched: int) -> bool:
-        """Whether a running request computes what this waiting request needs next. `matched`: its tokens in
-        the cache. What a running request computes may be there before its logprobs are known. So of a wanted
-        logprob, only what the running request found when it began counts as matched."""
-        if tracked.book is None:
-            return False
-        without_logprobs = max(tracked.request.logprobs_from, 1) - 1
-        for owner in self._owners.values():
-            usable = min(matched, max(owner.hit_length, without_logprobs))
-            stop = usable + MIN_SHARED
-            if stop > tracked.longest_useful_hit or not tracked.can_use(owner, stop):
-                continue
-            if tracked.may_wait_for(owner, usable, MIN_SHARED):
-                return True
-        return False
 
     def find_prompt_logprobs(self, tracked: TrackedRequest, start: int) -> list[TokenLogprob]:
         """Return the known logprobs of a prompt from `start` on, up to the first unknown one. Entries store

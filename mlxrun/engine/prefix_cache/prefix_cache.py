@@ -28,13 +28,10 @@ from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key, Pay
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.logprob_keeper import LogprobKeeper
 from mlxrun.engine.prefix_cache.pinned_prefixes import PinnedPrefixes
+from mlxrun.engine.prefix_cache.prefix_waiting import PrefixWaiting
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
 from mlxrun.engine.prefix_cache.snapshot_planner import SnapshotPlanner
-from mlxrun.engine.prefix_cache.tracked_request import (
-    MIN_CACHE_POSITION,
-    PlannedCachePositions,
-    TrackedRequest,
-)
+from mlxrun.engine.prefix_cache.tracked_request import TrackedRequest
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 
 log = logging.getLogger(__name__)
@@ -80,7 +77,7 @@ class PrefixCache(PrefixCacheInterface):
             intervals_only=settings.intervals_only,
         )
         self._tracked: dict[str, TrackedRequest] = {}
-        self._planned = PlannedCachePositions()
+        self._waiting = PrefixWaiting(index, grid_only)
         self._failed = False
 
     @property
@@ -96,7 +93,8 @@ class PrefixCache(PrefixCacheInterface):
         return self._store.nbytes
 
     def read_counters(self) -> Mapping[str, int]:
-        return asdict(self.counters)
+        tier = 0 if self._tier is None else self._tier.nbytes
+        return {**asdict(self.counters), "memory_bytes": self.nbytes, "disk_bytes": tier}
 
     # -- called by the scheduler ------------------------------------------------------------------------
 
@@ -108,54 +106,12 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._get_tracked(request_id)
         if tracked is None or tracked.running or not tracked.storable:
             return False
-        if self._planned and (self._waits_for_cache_position(tracked) or self._waits_for_prompt(tracked)):
-            return True
-        return self._logprobs.has_owners and self._logprobs.waits_for_owner(tracked, self._match(tracked))
+        return self._waiting.should_wait(tracked)
 
     @contain_failures(int)
     def count_cached(self, request: Request) -> int:
         tracked = TrackedRequest(request, self._root, self._chunk, self._grid_only)
-        return self._match(tracked) if tracked.cacheable else 0
-
-    def _match(self, tracked: TrackedRequest) -> int:
-        """The longest hit that a waiting request would have now."""
-        version = self._index.version, len(tracked.chain)
-        if tracked.matched[:2] != version:
-            match = self._index.match(tracked.chain, tracked.longest_useful_hit, tracked.round_down)
-            tracked.matched = *version, match.length if match else 0
-        return tracked.matched[2]
-
-    def _waits_for_cache_position(self, tracked: TrackedRequest) -> bool:
-        points = tracked.list_cache_positions(tracked.longest_useful_hit)
-        if not any(self._planned.get_owners(key) for _, key in points):
-            return False
-        matched = self._match(tracked)
-        for stop, key in points:
-            if stop > matched:
-                found = [self._tracked[owner] for owner in self._planned.get_owners(key)]
-                owners = [owner for owner in found if tracked.can_use(owner, stop)]
-                for owner in owners:
-                    owner.awaited = True
-                if owners:
-                    return True
-                # A delta is of no use without those before it; a state is.
-                if stop % self._chunk == 0 and not self._index.has_states:
-                    return False
-        return False
-
-    def _waits_for_prompt(self, tracked: TrackedRequest) -> bool:
-        """Whether a running prompt begins with what a waiting request needs next, such as the same examples,
-        and both part where nobody knew beforehand. Hits must be able to end there."""
-        if tracked.book is not None or self._grid_only or self._index.has_states:
-            return False
-        matched = self._match(tracked)
-        stop = matched + MIN_CACHE_POSITION
-        if stop > tracked.longest_useful_hit:
-            return False
-        for owner in (self._tracked[rid] for rid in self._planned.list_owners(stop)):
-            if tracked.can_use(owner, stop) and tracked.may_wait_for(owner, matched, MIN_CACHE_POSITION):
-                return True
-        return False
+        return tracked.match_length(self._index) if tracked.cacheable else 0
 
     @contain_failures(tuple)
     def find_prompt_logprobs(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
@@ -179,7 +135,6 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is not None:
             self._stop(tracked)
             tracked.running = True
-            self._logprobs.add_owner(tracked)
             hit = self._find_hit(tracked, output, max_tokens)
             tracked.hit_length = tracked.state_at = hit.length if hit else 0
             tracked.written_at = self._find_written(tracked)
@@ -202,9 +157,9 @@ class PrefixCache(PrefixCacheInterface):
                 self._store.touch(match.entries[-2:], True)
                 match.entries[-1].hit_count += 1
                 state = payloads.pop() if match.state else None
-                deltas = zip(match.deltas, payloads, strict=True)
-                restored = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
-                return CacheHit(match.length, _classify(match, max_tokens), restored, state)
+                ends = [min(entry.stop, match.length) for entry in match.deltas]
+                deltas = tuple(zip((entry.start for entry in match.deltas), ends, payloads, strict=True))
+                return CacheHit(match.length, _classify(match, max_tokens), deltas, state)
             self._unpin(tracked)
             self._pinned.drop_lost()
         return None
@@ -228,10 +183,8 @@ class PrefixCache(PrefixCacheInterface):
     def _register_cache_positions(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
         """Let others wait for what this request is going to compute."""
         tracked.computed = length
-        if not tracked.storable:
-            return
-        points = self._planner.plan_cache_positions(tracked, length, max_tokens)
-        self._planned.register(tracked.request.id, points)
+        if tracked.storable:
+            self._waiting.add(tracked, self._planner.plan_cache_positions(tracked, length, max_tokens))
 
     @contain_failures(list)
     def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
@@ -240,7 +193,7 @@ class PrefixCache(PrefixCacheInterface):
             return []
         planned_entries = self._planner.plan_snapshots(tracked, start, stop, target)
         if not planned_entries and not tracked.pending:
-            self._planned.mark_computed(request_id, tracked.computed)
+            self._waiting.mark_computed(tracked, tracked.computed)
         return self._request_snapshots(tracked, planned_entries)
 
     @contain_failures(list)
@@ -283,7 +236,7 @@ class PrefixCache(PrefixCacheInterface):
         ):
             self._planner.replace_interval_state(tracked, entry)
         tracked.pending.discard(planned.key)
-        self._planned.mark_computed(tracked.request.id, planned.stop if tracked.pending else tracked.computed)
+        self._waiting.mark_computed(tracked, planned.stop if tracked.pending else tracked.computed)
 
     @contain_failures(NoneType)
     def _insert(self, planned: CacheEntry, payload: Any) -> CacheEntry | None:
@@ -372,9 +325,9 @@ class PrefixCache(PrefixCacheInterface):
 
     def _stop(self, tracked: TrackedRequest) -> None:
         """Forget what is only known of a running request."""
-        self._logprobs.remove_owner(tracked)
+        self._logprobs.add_new_logprobs(tracked)
         self._unpin(tracked)
-        self._planned.remove(tracked.request.id)
+        self._waiting.remove(tracked)
         tracked.running = False
         tracked.interval_states = []
         tracked.pending.clear()

@@ -44,16 +44,17 @@ class RadixNode:
 
 @dataclass(frozen=True, slots=True)
 class RadixMatch:
-    """The entries of a prompt's first `length` tokens. `ends_entry`: an entry ends at `length`."""
+    """The entries of a prompt's first `length` tokens. The last delta may have more. `ends_entry`: an entry
+    ends at `length`."""
 
     length: int
-    deltas: list[tuple[int, int, CacheEntry]]
+    deltas: list[CacheEntry]
     state: CacheEntry | None
     ends_entry: bool
 
     @property
     def entries(self) -> list[CacheEntry]:
-        return [entry for _, _, entry in self.deltas] + ([self.state] if self.state else [])
+        return self.deltas + ([self.state] if self.state else [])
 
 
 def count_common_ids(edge: array[int], ids: array[int], start: int, stop: int) -> int:
@@ -93,10 +94,9 @@ class RadixIndex:
         if length <= 0:
             return None
         index, rest = divmod(length, self.chunk)
-        deltas = [(entry.start, entry.stop, entry) for entry in chunks[:index]]
+        deltas = chunks[:index]
         if self.has_deltas and rest:
-            entry = chunks[index] if index < len(chunks) else _find_delta(path[-1])
-            deltas.append((length - rest, length, entry))
+            deltas.append(chunks[index] if index < len(chunks) else _find_delta(path[-1]))
         ends_entry = self.has_states or not rest or self._is_end(chain, length)
         return RadixMatch(length, deltas, state, ends_entry)
 

@@ -1,4 +1,4 @@
-"""What the prefix cache knows of a request until it ends, and which cache positions requests will compute.
+"""What the prefix cache knows of a request until it ends.
 
 A cache position is one that other requests may share: a grid point, one of the request's `cache_positions`,
 or the end of its prompt.
@@ -6,14 +6,14 @@ or the end of its prompt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlxrun.core.request import Request, build_content_ids, has_known_content, round_down
 from mlxrun.engine.prefix_cache.entry import AdapterSalt, CacheEntry, Key, KeyChain
 from mlxrun.engine.prefix_cache.entry_logprobs import LogprobBook
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex
 
-MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least
 MIN_CACHE_POSITION = 64  # a cache position off the grid before this one is not worth waiting for
 
 CachePosition = tuple[int, Key]
@@ -94,6 +94,14 @@ class TrackedRequest:
         ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
         return known if ends_in_image else known - 1
 
+    def match_length(self, index: RadixIndex) -> int:
+        """The longest hit that the request would have now, while it waits."""
+        version = index.version, len(self.chain)
+        if self.matched[:2] != version:
+            match = index.match(self.chain, self.longest_useful_hit, self.round_down)
+            self.matched = *version, match.length if match else 0
+        return self.matched[2]
+
     def can_use(self, owner: TrackedRequest, stop: int) -> bool:
         """Whether the request may wait for a running one to compute its first `stop` tokens. From the first
         wanted logprob on, it needs logprobs too, and entries store only the likeliest token. It does not wait
@@ -132,49 +140,3 @@ class TrackedRequest:
             points = {at for at in points if self.round_down(at) == at}
             self._cache_positions = limit, [(at, self.chain.get_key(at)) for at in sorted(points)]
         return self._cache_positions[1]
-
-
-class PlannedCachePositions:
-    """The cache positions that running requests will compute."""
-
-    def __init__(self) -> None:
-        self._owners: dict[Key, set[str]] = {}
-        self._points: dict[str, list[CachePosition]] = {}  # the nearest last
-
-    def __bool__(self) -> bool:
-        return bool(self._owners)
-
-    def get_owners(self, key: Key) -> Collection[str]:
-        """Return the ids of the requests that will compute a cache position."""
-        return self._owners.get(key, ())
-
-    def list_owners(self, stop: int) -> list[str]:
-        """Return the ids of the requests that will compute the tokens before `stop`, or more."""
-        return [request_id for request_id, points in self._points.items() if points[0][0] >= stop]
-
-    def register(self, request_id: str, points: Iterable[CachePosition]) -> None:
-        self.remove(request_id)
-        remaining = sorted(points, reverse=True)
-        if remaining:
-            self._points[request_id] = remaining
-        for _, key in remaining:
-            self._owners.setdefault(key, set()).add(request_id)
-
-    def mark_computed(self, request_id: str, stop: int) -> None:
-        """Note that the request has computed and stored its cache positions up to `stop`."""
-        remaining = self._points.get(request_id, [])
-        while remaining and remaining[-1][0] <= stop:
-            self._remove_owner(remaining.pop()[1], request_id)
-        if not remaining:
-            self._points.pop(request_id, None)
-
-    def remove(self, request_id: str) -> None:
-        """Remove a request that no longer runs."""
-        for _, key in self._points.pop(request_id, []):
-            self._remove_owner(key, request_id)
-
-    def _remove_owner(self, key: Key, request_id: str) -> None:
-        owners = self._owners[key]
-        owners.discard(request_id)
-        if not owners:
-            del self._owners[key]

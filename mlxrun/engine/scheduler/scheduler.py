@@ -60,7 +60,7 @@ class Scheduler:
         self.limits, self.settings, self._clock = limits, settings, clock
         chunk = settings.chunk or DEFAULT_CHUNK
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
-        self._prefix_cache, self._regenerates = cache, regenerates
+        self.prefix_cache, self._regenerates = cache, regenerates
         can_sample_in_chunks = not (cache.stops_at_cache_positions or aligned_chunks)
         self._sampling_costs = costs if can_sample_in_chunks else None
         min_chunk = chunk if aligned_chunks else min(chunk, costs.min_chunk)
@@ -91,11 +91,11 @@ class Scheduler:
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
         state = RequestState(request, self._num_arrivals, self._clock(), max_length, self._regenerates)
-        if self._prefix_cache.stops_at_cache_positions:
+        if self.prefix_cache.stops_at_cache_positions:
             state.cache_positions = request.all_cache_positions
         self._requests[request.id] = state
         self._num_arrivals += 1
-        self._prefix_cache.track(request)
+        self.prefix_cache.track(request)
 
     def has(self, request_id: str) -> bool:
         """Whether a request with this id is unfinished."""
@@ -234,7 +234,7 @@ class Scheduler:
         running = self._running
         admitted: list[Admission] = []
         for state in (s for s in queue if not s.running):
-            if running and not state.suspect and self._prefix_cache.should_wait_for_prefix(state.id):
+            if running and not state.suspect and self.prefix_cache.should_wait_for_prefix(state.id):
                 continue
             if not self._preemption.make_room(state, running, self.preempt):
                 break
@@ -242,7 +242,7 @@ class Scheduler:
                 state.queue_seconds = self._clock() - state.arrival_time
             if not state.prompt_logprobs.complete:
                 start = state.prompt_logprobs.next_position
-                state.prompt_logprobs.add(start, self._prefix_cache.find_prompt_logprobs(state.id, start))
+                state.prompt_logprobs.add(start, self.prefix_cache.find_prompt_logprobs(state.id, start))
             if state.needs_nothing:
                 state.record_found()
                 self._found.append(state)
@@ -250,7 +250,7 @@ class Scheduler:
             state.running = True
             running.append(state)
             limit = state.prompt_logprobs.limit_hit(state.num_tokens - 1)
-            hit = self._prefix_cache.lookup(state.id, state.output, limit)
+            hit = self.prefix_cache.lookup(state.id, state.output, limit)
             costs = self._sampling_costs
             state.start_running(hit, costs.get_max_sampling_chunk(state.request) if costs else 0)
             admitted.append(Admission(state.request, tuple(state.output), hit))
@@ -267,7 +267,7 @@ class Scheduler:
         state.reset()
 
     def _take_final_snapshots(self, state: RequestState, output: Sequence[int]) -> None:
-        self._final_snapshots += self._prefix_cache.plan_final_snapshots(state.id, output, state.kv_length)
+        self._final_snapshots += self.prefix_cache.plan_final_snapshots(state.id, output, state.kv_length)
         state.kv_length = 0
 
     def _snapshot_exhausted(self, decoding: Sequence[RequestState]) -> None:
@@ -313,4 +313,4 @@ class Scheduler:
             self._rows_to_free.append(state.id)
             self._take_final_snapshots(state, output)
             self.drafts.forget(state)
-        self._prefix_cache.forget(state.id)
+        self.prefix_cache.forget(state.id)

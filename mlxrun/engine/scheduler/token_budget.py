@@ -7,7 +7,6 @@ scheduler preempts rows that outgrow the memory, least urgent first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget
@@ -22,18 +21,15 @@ DECODE_RESERVE = 256
 MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
 
 
-class TextMemory(Protocol):
-    """The memory of pooled texts, which are computed between the steps of rows."""
+class TextMemory:
+    """The memory of pooled texts, which are computed between the steps of rows. The base class: no texts."""
+
+    wanted_bytes = 0  # of a text that waits for memory; no row is admitted into them
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the texts that are being computed."""
-        ...
-
-    @property
-    def wanted_bytes(self) -> int:
-        """Bytes of a text that waits for memory. No row is admitted into them."""
-        ...
+        return 0
 
 
 class TokenBudget:
@@ -55,7 +51,7 @@ class TokenBudget:
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
         self.costs = costs
-        self.texts: TextMemory | None = None  # what shares the memory with rows
+        self.texts = TextMemory()  # what shares the memory with rows
         self.shared_tokens = 0  # of decoding rows, in memory that another row counts
         self.pace = PrefillPace(
             settings.step_ms or 0, chunk, min_chunk, costs.least_fitting, costs.lone_share
@@ -67,7 +63,7 @@ class TokenBudget:
         lengths, decoding = list_lengths(running)
         lengths.append(state.expected_length + reserve)
         tokens = self._compute_min_prefill([*running, state])
-        return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
+        return self.fits_memory(lengths, tokens, use_cache, decoding, self.texts.wanted_bytes)
 
     def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
         """Whether texts of `nbytes` bytes fit beside the running requests. The prefix cache is shrunk for
@@ -76,19 +72,9 @@ class TokenBudget:
         return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
 
     @property
-    def held_by_texts(self) -> int:
-        """Bytes of the texts that are being computed."""
-        return 0 if self.texts is None else self.texts.held_bytes
-
-    @property
-    def wanted_by_texts(self) -> int:
-        """Bytes of texts that wait for memory."""
-        return 0 if self.texts is None else self.texts.wanted_bytes
-
-    @property
     def is_shared_with_texts(self) -> bool:
         """Whether texts hold memory or wait for it."""
-        return self.held_by_texts > 0 or self.wanted_by_texts > 0
+        return self.texts.held_bytes > 0 or self.texts.wanted_bytes > 0
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
         """Whether the running requests can take one more step. Each token of a draft also needs a recurrent
@@ -113,7 +99,7 @@ class TokenBudget:
         spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
         if spare is None:
             return True
-        spare -= self.held_by_texts + besides
+        spare -= self.texts.held_bytes + besides
         most = sum(decoding) - max(decoding, default=0)  # what a row shares counts once, as long as it runs
         spare += self._memory.footprint.per_token * min(self.shared_tokens, most)
         if not use_cache:
@@ -149,7 +135,7 @@ class TokenBudget:
         """Let pinned prefixes give way to a request that runs alone: nothing else could make room for it."""
         if not self.fits_memory(lengths, prefill_tokens, decoding=decoding):
             spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
-            self._prefix_cache.release_pinned_memory(max(0, (spare or 0) - self.held_by_texts))
+            self._prefix_cache.release_pinned_memory(max(0, (spare or 0) - self.texts.held_bytes))
 
     def _limit_for_depth(self, budget: int, depth: int) -> int:
         """The budget with which chunks of a deep prompt cost about the same at every depth."""

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.core.errors import ConfigError
 from mlxrun.engine.scheduler.request_state import RequestState
 
 SHORT_RATIO = 4  # a prompt is short beside one with at least this many times as much prefill left
@@ -26,7 +25,7 @@ class WaitingQueue:
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
         self._max_wait = settings.aging
         self._policy_name = settings.policy
-        self._policy = build_policy(settings.policy)
+        self._policy = POLICIES[settings.policy]()
         self._clock = clock
         self._served_head_last = True  # the last step went to the first request
 
@@ -136,10 +135,3 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "shortest": ShortestPolicy,
     "fair": FairPolicy,
 }
-
-
-def build_policy(name: str) -> Policy:
-    """The policy of that name. ConfigError for an unknown name lists the known ones."""
-    if name not in POLICIES:
-        raise ConfigError(f"scheduler.policy: {name!r} is not one of {', '.join(POLICIES)}")
-    return POLICIES[name]()

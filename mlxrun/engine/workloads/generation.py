@@ -8,7 +8,6 @@ import time
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.request import Request, TokenEvent
 from mlxrun.core.step_plan import StepPlan
-from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.run.runner import ModelRunner
@@ -20,15 +19,11 @@ Runner = ModelRunner | IdleRunner
 
 
 class GenerationSteps:
-    """Computes answers. `prefix_cache`: the scheduler's; `max_errors`: consecutive failed steps after which
-    the engine stops."""
+    """Computes answers. `max_errors`: consecutive failed steps after which the engine stops."""
 
-    def __init__(
-        self, scheduler: Scheduler, runner: Runner, prefix_cache: PrefixCacheInterface, max_errors: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, max_errors: int) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.prefix_cache = prefix_cache
         self._max_errors = max_errors
         self.steps = 0  # since the start
         self.errors = 0  # failed steps since the start
@@ -82,12 +77,13 @@ class GenerationSteps:
         except Exception as error:  # whatever the model raises, each request must get an answer
             return self._handle_failed_step(plan, error)
         self._record_time(plan)
+        prefix_cache = self.scheduler.prefix_cache
         for logprobs in filter(self.scheduler.owns_logprobs, result.prompt_logprobs):
-            self.prefix_cache.record_prompt_logprobs(logprobs)
+            prefix_cache.record_prompt_logprobs(logprobs)
         for snapshot in result.snapshots:
-            self.prefix_cache.store_snapshot(snapshot)
+            prefix_cache.store_snapshot(snapshot)
         for request_id in result.invalid_hits:
-            self.prefix_cache.invalidate_hit(request_id)
+            prefix_cache.invalidate_hit(request_id)
         # Only these prove that a step succeeded: errors come late.
         if result.tokens or result.prompt_logprobs:
             self._failures_in_a_row = 0

@@ -29,6 +29,7 @@ from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_plan import MAX_ROWS, MIN_CHUNK, PoolingBatch
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace
 from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.scheduler.token_budget import TextMemory
 from mlxrun.model.pooling.pooling_runner import PoolingRunner
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ LOOKED_AT = 1024  # waiting requests among which those of similar length are loo
 MIN_FILLED = 0.5  # of the tokens of a padded batch, those that are no padding
 
 
-class PoolingQueue:
+class PoolingQueue(TextMemory):
     """Chooses the texts of each batch.
 
     `max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;

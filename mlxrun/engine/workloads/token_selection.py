@@ -17,7 +17,6 @@ from mlxrun.core.errors import MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_plan import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
-from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.model.sparse.prompt_selector import PromptSelector
 
@@ -43,7 +42,7 @@ def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
 
 
 class TokenSelection:
-    """Chooses tokens of prompts, and gives these requests to `scheduler`. Tokens that its `prefix_cache` has
+    """Chooses tokens of prompts, and gives these requests to `scheduler`. Tokens that its prefix cache has
     need not be computed."""
 
     def __init__(
@@ -51,11 +50,9 @@ class TokenSelection:
         selector: PromptSelector,
         settings: PrefillSettings,
         scheduler: Scheduler,
-        prefix_cache: PrefixCacheInterface,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.selector, self._settings, self._scheduler = selector, settings, scheduler
-        self._prefix_cache = prefix_cache
         self._clock = clock
         self._pace = MeasuredPace()
         self.waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
@@ -86,7 +83,7 @@ class TokenSelection:
         generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
         if not (request.sparse and is_plain and generates and least <= size <= self.selector.max_tokens):
             return False
-        return size - self._prefix_cache.count_cached(request) >= least
+        return size - self._scheduler.prefix_cache.count_cached(request) >= least
 
     def add(self, request: Request) -> None:
         """Queue a request with a new id. Overloaded if the queue is full."""
@@ -143,7 +140,8 @@ class TokenSelection:
     def _read(self, request: Request) -> tuple[int, ...] | None:
         if self._reading != request.id:
             self._reading, self._left = request.id, len(request.prompt)
-            self.selector.start(request.prompt, self._prefix_cache.count_cached(request))
+            cached = self._scheduler.prefix_cache.count_cached(request)
+            self.selector.start(request.prompt, cached)
         limit, started = min(self._limit_tokens(), self._left), self._clock()
         positions = self.selector.advance(limit)
         if positions is None:  # the last slice does other things than reading

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -46,20 +44,3 @@ def test_a_model_for_every_server(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len({answer.token for answer in answers}) > 20
     assert main(["bench", "model", str(folder)]) == 2
     assert "not empty" in capsys.readouterr().err
-
-
-def test_sigterm_stops_the_server_of_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is raised where the server is stopped; the handler of before is there again."""
-
-    def interrupt(*_: object) -> NoReturn:
-        signal.raise_signal(signal.SIGTERM)  # its handler is called before this returns
-        raise AssertionError("the signal was ignored")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mlxrun.cli.commands.bench.run_machine_report", interrupt)
-    earlier = signal.getsignal(signal.SIGTERM)
-    assert main(["bench", "report"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) == earlier

@@ -26,7 +26,7 @@ QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 
 @pytest.fixture(autouse=True)
 def _nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", "http://127.0.0.1:9")
+    monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", "http://127.0.0.1:9")
 
 
 def test_a_first_load_says_what_takes_long(
@@ -51,7 +51,7 @@ def test_a_server_is_used_where_there_is_one(
     """The client says what the server refuses. A model that cannot be loaded is an error as elsewhere."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with run_local_server(Config()) as url:
-        monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", url)
+        monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", url)
         assert main(["chat", "-p", "What is 2 + 3?"]) == 0
         assert f"{url}: embedded" in capsys.readouterr().err
         client = ServerClient(f"{url}/v1/")
@@ -153,8 +153,8 @@ def test_an_interrupt_does_not_wait_for_a_load(monkeypatch: pytest.MonkeyPatch) 
 def test_at_a_terminal(tmp_path: Path) -> None:
     """An answer comes, /bye ends the session, and what was typed is kept."""
     code = (
-        "import sys; from mlxrun.cli.commands import chat; from mlxrun.cli.main import main;"
-        "chat.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
+        "import sys; from mlxrun.cli import server_client; from mlxrun.cli.main import main;"
+        "server_client.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
     )
     environ = os.environ | {"XDG_DATA_HOME": str(tmp_path), "TERM": "dumb"}
     screen, end = pty.openpty()

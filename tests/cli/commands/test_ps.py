@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mlxrun.cli.commands.ps import read_modalities, read_state
 from mlxrun.cli.main import main
+from mlxrun.cli.server_client import read_modalities, read_state
 from mlxrun.server.running_servers import ServerNote
 from tests.helpers.command_processes import PATIENCE
 

@@ -75,7 +75,7 @@ def test_each_request_is_tracked_looked_up_and_forgotten(seed: int) -> None:
         make_settings(max_running=3), RequestLimits(1000), prefix_cache=cache, clock=Clock()
     )
     made = make_engine()
-    engine = Engine(made.model_info, scheduler, FakeRunner(), made._settings, prefix_cache=cache)
+    engine = Engine(made.model_info, scheduler, FakeRunner(), made._settings)
     answers = Answers()
     requests = [make_request(f"r{i}", rng.randrange(1, 30), rng.randrange(1, 9)) for i in range(12)]
     aborted = set()

@@ -153,7 +153,7 @@ def test_only_logprobs_of_the_request_itself_reach_the_prefix_cache() -> None:
             recorded.extend((scores.request_id, score) for score in scores.logprobs)
 
     engine, answers = make_engine(settings=make_settings(max_running=1)), Answers()
-    engine.generation.prefix_cache = Recorder()
+    engine.scheduler.prefix_cache = Recorder()
     engine.add(make_request("a", 9, 0, prompt_logprobs=0))
     engine.step()
     engine.abort("a")

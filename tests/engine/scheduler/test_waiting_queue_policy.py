@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.core.errors import ConfigError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.engine.scheduler.request_state import RequestState
-from mlxrun.engine.scheduler.waiting_queue import build_policy
+from mlxrun.engine.scheduler.waiting_queue import FairPolicy
 from tests.helpers.engine_fakes import (
     Clock,
     FakeRunner,
@@ -62,7 +61,7 @@ def test_policies_order_prompts_that_run(policy: str, first: str) -> None:
 
 def test_fair_gives_no_credit_for_idle_time() -> None:
     """A late key starts level with the key that got the fewest tokens, not at zero."""
-    policy = build_policy("fair")
+    policy = FairPolicy()
     x, y, z = (RequestState(make_request(key, fairness_key=key), i, 0.0, 100) for i, key in enumerate("xyz"))
     assert policy.sort([x, y]) == [x, y]
     policy.record_served(x, 100)
@@ -73,11 +72,6 @@ def test_fair_gives_no_credit_for_idle_time() -> None:
     assert policy.sort([x, z]) == [z, x]  # y is idle ...
     policy.record_served(z, 50)
     assert policy.sort([x, y, z]) == [x, y, z]  # ... and starts at x's count
-
-
-def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'fcsf' is not one of fcfs, priority, shortest, fair"):
-        build_policy("fcsf")
 
 
 def crowded(settings: SchedulerSettings, memory: MemoryBudget | None = None, every: int = 1) -> int | None:

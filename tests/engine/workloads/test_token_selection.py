@@ -63,8 +63,9 @@ class Taken(Scheduler):
 
     busy = False
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, cached: int) -> None:
         self.settings = settings
+        self.prefix_cache = CacheOf(cached)
         self.taken: list[Request] = []
 
     def add(self, request: Request) -> None:
@@ -78,11 +79,12 @@ class Taken(Scheduler):
 def make(cached: int = 0, *, decoding: bool = False, **settings: Any) -> tuple[TokenSelection, FakeReader]:
     reader = FakeReader()
     scheduler = Taken(
-        SchedulerSettings(**{"prefill_budget": 400, "prefill_budget_busy": 100, "step_ms": 0} | settings)
+        SchedulerSettings(**{"prefill_budget": 400, "prefill_budget_busy": 100, "step_ms": 0} | settings),
+        cached,
     )
     scheduler.busy = decoding
     prefill = PrefillSettings("draft", 0.5, 500)
-    return TokenSelection(reader, prefill, scheduler, CacheOf(cached), lambda: reader.now), reader
+    return TokenSelection(reader, prefill, scheduler, lambda: reader.now), reader
 
 
 def ask(name: str, size: int = 1000, **fields: Any) -> Request:

@@ -192,16 +192,18 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
-def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
-    """Compute how many times better ours is, for each measure that both have: above 1 is better."""
-    both = {key: bool(measure.more) for key, measure in MEASURES.items() if key in ours and key in peer}
-    return {key: compute_ratio(ours[key], peer[key], more) for key, more in both.items()}
+def compute_ratios(
+    ours: Values, peer: Values, measures: Mapping[str, Measure] = MEASURES
+) -> dict[str, float | None]:
+    """Compute how many times better ours is, for each measure that both have: above 1 is better. None for a
+    measure of which neither more nor less is better."""
+    both = {key: measure.more for key, measure in measures.items() if key in ours and key in peer}
+    return {key: _compute_ratio(ours[key], peer[key], more) for key, more in both.items()}
 
 
-def compute_ratio(ours: float | None, peer: float | None, more: bool) -> float | None:
-    """Compute how many times better a value of ours is. `more`: whether a larger one is better."""
+def _compute_ratio(ours: float | None, peer: float | None, more: bool | None) -> float | None:
     over, under = (ours, peer) if more else (peer, ours)
-    return over / under if over is not None and under else None
+    return over / under if more is not None and over is not None and under else None
 
 
 def compute_agreement(ours: Trace, peer: Trace) -> float:

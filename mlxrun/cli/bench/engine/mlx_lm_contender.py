@@ -28,8 +28,6 @@ SETTINGS = {"completion_batch_size": 32, "prefill_batch_size": 8, "prefill_step_
 class MlxLmContender:
     """Runs greedy requests on mlx-lm's BatchGenerator."""
 
-    name = "mlx-lm"
-
     def __init__(self, model: Any) -> None:
         self._generator = BatchGenerator(model, **SETTINGS)
         self._request_ids: dict[int, str] = {}

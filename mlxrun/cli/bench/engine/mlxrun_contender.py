@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class MlxrunContender:
     """Runs greedy requests without stop ids on an Engine."""
 
-    name = "mlxrun"
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

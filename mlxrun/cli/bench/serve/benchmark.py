@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.benchmark import alternate
-from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile, compute_ratio
-from mlxrun.cli.bench.report import format_value, make_console, make_table, print_notes
+from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile, compute_ratios
+from mlxrun.cli.bench.report import build_measure_rows, format_value, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.interactive import INTERACTIVE
 from mlxrun.cli.bench.serve.long_prompt import LONG
 from mlxrun.cli.bench.serve.streaming_client import StreamTimes, Target, find_model, send_all
@@ -178,7 +178,7 @@ def print_serve_report(report: Mapping[str, Any], console: Console | None = None
     cells = [
         (name, *row)
         for name, part in report["workloads"].items()
-        for row in _build_rows(KINDS[name].measures, part, sides)
+        for row in _build_rows(KINDS[name].measures, [part[side]["median"] for side in sides])
     ]
     columns = ["workload", "measure", *sides, *others]
     console.print(make_table(columns, 2, cells, console.is_terminal))
@@ -196,15 +196,6 @@ def print_serve_report(report: Mapping[str, Any], console: Console | None = None
     print_notes(lines, console)
 
 
-def _build_rows(
-    measures: Mapping[str, Measure], part: Mapping[str, Any], sides: Sequence[str]
-) -> list[tuple[str, ...]]:
-    rows = []
-    for key, measure in measures.items():
-        values = [part[side]["median"][key] for side in sides]
-        if any(value is not None for value in values):
-            more = measure.more
-            ratios = [None if more is None else compute_ratio(values[0], other, more) for other in values[1:]]
-            shown = [format_value(ratio, "x").removesuffix(" x") for ratio in ratios]
-            rows.append((measure.title, *(format_value(value, measure.unit) for value in values), *shown))
-    return rows
+def _build_rows(measures: Mapping[str, Measure], medians: Sequence[Values]) -> list[tuple[str, ...]]:
+    ratios = [compute_ratios(medians[0], other, measures) for other in medians[1:]]
+    return build_measure_rows(measures, medians, ratios)
