@@ -121,6 +121,7 @@ class PacedWorker:
     """A worker whose lines take the time of `pace`; with None they are answered at once."""
 
     prefixes = 0  # of all workers: how often one was computed
+    moved = 0  # lines that all workers gave back
 
     def __init__(self, pace: LinePace | None, linger: float) -> None:
         self._pace = pace
@@ -156,7 +157,9 @@ class PacedWorker:
 
     async def withdraw(self, count: int) -> list[int]:
         self._spend_call()
-        return [self._waiting.pop().number for _ in range(min(count, len(self._waiting)))]
+        given = [self._waiting.pop().number for _ in range(min(count, len(self._waiting)))]
+        PacedWorker.moved += len(given)
+        return given
 
     async def close(self) -> None:
         """Nothing is left."""
@@ -201,9 +204,9 @@ def simulate(workers: int, pace: LinePace) -> DispatchResult:
     """A job on so many workers, as a result of the simulation's clock."""
     lines = LINES_EACH * workers
     linger = LINGER * max(1.0, workers / WORKERS_A_LINGER)
-    PacedWorker.prefixes = 0
+    PacedWorker.prefixes = PacedWorker.moved = 0
 
-    async def run() -> tuple[float, Dispatcher]:
+    async def run() -> float:
         dispatcher = Dispatcher([partial(PacedWorker, pace, linger)] * workers)
         await dispatcher.start()
         loop = _get_loop(asyncio.get_running_loop())
@@ -220,15 +223,15 @@ def simulate(workers: int, pace: LinePace) -> DispatchResult:
         await asyncio.gather(*(answer_some() for _ in range(workers * 2 * ROWS + 256)))
         took = loop.time() - begun
         await dispatcher.close()
-        return took, dispatcher
+        return took
 
     used = time.process_time()
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        took, dispatcher = runner.run(run())
+        took = runner.run(run())
         loop = _get_loop(runner.get_loop())
         busy = (time.process_time() - used + loop.spent) / took
-    moved = dispatcher.counts.moved
-    return DispatchResult(workers, lines, took, min(1.0, busy), lines / took, PacedWorker.prefixes, moved)
+    seen = PacedWorker.prefixes, PacedWorker.moved
+    return DispatchResult(workers, lines, took, min(1.0, busy), lines / took, *seen)
 
 
 def measure_dispatcher(lines: int, workers: int) -> DispatchResult:

@@ -29,7 +29,7 @@ from mlxrun.cluster.messages import (
     WorkerReport,
 )
 from mlxrun.cluster.prefix_queue import PrefixQueue
-from mlxrun.cluster.worker_slots import DispatchCounts, LineTicket, WorkerSlot, report_counts
+from mlxrun.cluster.worker_slots import LineTicket, WorkerSlot, report_counts
 from mlxrun.core.errors import EngineDead, InternalError, JobError
 from mlxrun.core.workers import find_first_error
 
@@ -51,7 +51,6 @@ class Dispatcher:
         backoff: float = BACKOFF,
     ) -> None:
         self.slots = [WorkerSlot(number, make) for number, make in enumerate(makers)]
-        self.counts = DispatchCounts()
         self._on_report = on_report
         self._backoff = backoff
         self._waiting: PrefixQueue[LineTicket] = PrefixQueue()
@@ -185,11 +184,9 @@ class Dispatcher:
         """Give a result to whoever waits for it, unless the line went to another worker meanwhile."""
         ticket = slot.has.pop(result.number, None)
         if ticket is None:  # it was given to another worker
-            self.counts.ignored += 1
             return
         slot.runs_alone = False
         slot.done += 1
-        self.counts.done += 1
         report_counts(ticket, result.counts)
         if not ticket.result.done():  # nobody waits any more if the job is being stopped
             ticket.result.set_result(result)
@@ -197,19 +194,17 @@ class Dispatcher:
     def _on_death(self, slot: WorkerSlot, error: WorkerDied) -> None:
         """Give the lines of a dead worker to others."""
         slot.deaths += 1
-        self.counts.deaths += 1
         log.warning("worker %d died with %d lines: %s", slot.number, len(slot.has), error)
         tickets, slot.has, was_alone = list(slot.has.values()), {}, slot.runs_alone
         unsent = {line.number for line in slot.unsent}  # they cannot be the reason
         slot.unsent, slot.runs_alone, slot.facts = [], False, None
         self._waiting.remove_worker(slot.number)
+        works = any(each.done for each in self.slots)  # some worker has shown that it does
         for ticket in reversed(tickets):
             ticket.deaths += not error.blameless and ticket.number not in unsent
-            self.counts.rerun += 1
             if ticket.result.done():
                 continue  # the job is being stopped
-            if ticket.deaths >= MOST_DEATHS and self.counts.done:  # else no worker has shown that it works
-                self.counts.poisoned += 1
+            if ticket.deaths >= MOST_DEATHS and works:
                 text = f"{ticket.deaths} workers died while they had this line; the last one: {error}"
                 ticket.result.set_exception(InternalError(text, error, code="worker_died"))
             elif was_alone:
@@ -278,7 +273,6 @@ class Dispatcher:
             with suppress(WorkerDied):  # whoever polls it sees that too
                 for given in await worker.withdraw(number) if worker is not None else ():
                     if slot.worker is worker and (ticket := slot.has.pop(given, None)):
-                        self.counts.moved += 1
                         self._waiting.add(ticket.prefix, ticket, first=True)
         finally:
             slot.is_giving = False

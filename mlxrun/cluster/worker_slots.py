@@ -60,20 +60,6 @@ class WorkerSlot:
         return self.facts.most - len(self.has)
 
 
-@dataclass(slots=True)
-class DispatchCounts:
-    """Counts of events so far. `moved`: lines that were withdrawn for another worker; `rerun`: lines that
-    were sent again after a death; `poisoned`: lines that failed after MOST_DEATHS; `ignored`: results of
-    lines that their worker no longer had."""
-
-    done: int = 0
-    deaths: int = 0
-    moved: int = 0
-    rerun: int = 0
-    poisoned: int = 0
-    ignored: int = 0
-
-
 def report_counts(ticket: LineTicket, now: LineCounts) -> None:
     """Report the tokens of a line since its last report."""
     old, ticket.counts = ticket.counts, now
