@@ -132,8 +132,9 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     from mlxrun.cluster.models.model_lines import LineDesk
     from mlxrun.cluster.models.shared_limits import LimitReporter
     from mlxrun.cluster.servers.server_actor import make_worker_app
+    from mlxrun.core.workers import finishes_before
     from mlxrun.server.engine_state import ENGINE
-    from mlxrun.server.lifecycle import drain, finishes_before, listen, set_switch_interval
+    from mlxrun.server.lifecycle import drain, listen, set_switch_interval
     from mlxrun.server.live_requests import LIVE_REQUESTS
 
     set_up_logging(spec.config.log)
@@ -142,7 +143,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     async with AsyncExitStack() as stack:
         stack.enter_context(set_switch_interval())
         loading = asyncio.create_task(load_engine(spec.config))
-        if not await finishes_before(loading, ended):
+        if not await finishes_before(loading, ended.wait()):
             os._exit(0)  # a thread that loads cannot be interrupted, and has nothing that must be saved
         try:
             loaded = loading.result()
@@ -157,7 +158,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
         settings = replace(spec.config.server, host="127.0.0.1", port=0)
         write_message(answers, await stack.enter_async_context(listen(app, settings)))
         died = asyncio.create_task(loaded.client.wait_until_dead())
-        if await finishes_before(died, ended):
+        if await finishes_before(died, ended.wait()):
             write_message(answers, f"its engine has died: {loaded.client.dead_error}")
         await drain(app)
     return 0

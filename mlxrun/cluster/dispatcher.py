@@ -31,7 +31,7 @@ from mlxrun.cluster.messages import (
 from mlxrun.cluster.prefix_queue import PrefixQueue
 from mlxrun.cluster.worker_slots import LineTicket, WorkerSlot, report_counts
 from mlxrun.core.errors import EngineDead, InternalError, JobError
-from mlxrun.core.workers import find_first_error
+from mlxrun.core.workers import run_together
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 3  # of workers that had a line; then it fails
@@ -152,12 +152,7 @@ class Dispatcher:
         slot.state = "running"
         self._has_worker.set()
         self._feed_soon()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_lines(slot, worker))
-                group.create_task(self._read_reports(slot, worker))
-        except BaseExceptionGroup as errors:
-            raise find_first_error(errors) from errors
+        await run_together((self._send_lines(slot, worker), self._read_reports(slot, worker)))
 
     async def _send_lines(self, slot: WorkerSlot, worker: Worker) -> None:
         while True:

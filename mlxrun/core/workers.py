@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, partial
@@ -120,6 +120,16 @@ async def run_together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise find_first_error(errors) from errors
     return [task.result() for task in tasks]
+
+
+async def finishes_before(task: asyncio.Future[Any], other: Awaitable[Any]) -> bool:
+    """Wait for either, and return whether the task is done. The wait for the other one ends with the call."""
+    waiting = asyncio.ensure_future(other)
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return task.done()
 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from mlxrun.config.server_settings import find_weak_keys
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
-from mlxrun.core.workers import ignore_error
+from mlxrun.core.workers import finishes_before, ignore_error
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.certificate import ServerCertificate, read_certificate, reload_config
@@ -246,7 +246,7 @@ async def _serve(
 async def _load(app: web.Application, load: LoadEngine, stop: asyncio.Event) -> EngineClient | None:
     """Load the engine and attach it to the application; None if the server is to stop meanwhile."""
     loading = asyncio.create_task(load())
-    if not await finishes_before(loading, stop):
+    if not await finishes_before(loading, stop.wait()):
         loading.cancel()
         if (await asyncio.wait((loading,), timeout=GRACE_SECONDS))[1]:
             log.warning("stopped while the model was being loaded")
@@ -257,21 +257,11 @@ async def _load(app: web.Application, load: LoadEngine, stop: asyncio.Event) -> 
     return loaded.client
 
 
-async def finishes_before(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
-    """Wait for either, and return whether the task is done."""
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-    return task.done()
-
-
 async def _wait_for_end(client: EngineClient, stop: asyncio.Event, stay: bool) -> None:
     """Wait until the server is to stop, or until the engine has died unless the server is to `stay`."""
     died = asyncio.create_task(client.wait_until_dead())
     try:
-        if await finishes_before(died, stop) and stay:
+        if await finishes_before(died, stop.wait()) and stay:
             log.error("the engine has died; requests are answered 503 (server.on_engine_failure: stay)")
             await stop.wait()
     finally:

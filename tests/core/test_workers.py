@@ -8,7 +8,15 @@ import threading
 import pytest
 
 from mlxrun.core import workers
-from mlxrun.core.workers import Abandoned, Lane, LaneJob, check_abandoned, end_by, run_on_text
+from mlxrun.core.workers import (
+    Abandoned,
+    Lane,
+    LaneJob,
+    check_abandoned,
+    end_by,
+    finishes_before,
+    run_on_text,
+)
 from tests.helpers.raw_clients import until
 
 
@@ -118,6 +126,18 @@ def test_a_job_that_was_abandoned_before() -> None:
     with pytest.raises(Abandoned), job.end_by(lambda: called.append(1)):
         raise AssertionError
     assert called == []
+
+
+async def test_which_of_two_is_first() -> None:
+    """The task goes on if it is not; what it was compared with does not."""
+    stop = asyncio.Event()
+    task, other = asyncio.create_task(stop.wait()), asyncio.create_task(asyncio.sleep(0))
+    assert not await finishes_before(task, other) and not task.done()
+    stop.set()
+    other = asyncio.create_task(asyncio.sleep(600))
+    assert await finishes_before(task, other)
+    with pytest.raises(asyncio.CancelledError):
+        await other
 
 
 async def test_errors_come_out() -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from mlxrun.cluster.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.cluster.servers.prefix_router import PrefixRouter
 from mlxrun.core.errors import EngineDead, MlxrunError, NotReady
+from mlxrun.core.workers import finishes_before
 from mlxrun.server.engine_state import ActiveCount
 
 log = logging.getLogger(__name__)
@@ -241,14 +242,11 @@ class ServerPool:
             await self._set_state(slot, "ready")
             log.info("worker %d is ready on %s", slot.number, slot.facts.host)
             dead = asyncio.ensure_future(slot.worker.wait_dead())
-            end = asyncio.ensure_future(slot.to_end.wait())
             try:
-                await asyncio.wait((dead, end), return_when=asyncio.FIRST_COMPLETED)
-                if not slot.to_end.is_set():
-                    raise WorkerDied(await dead)
+                if await finishes_before(dead, slot.to_end.wait()) and not slot.to_end.is_set():
+                    raise WorkerDied(dead.result())
             finally:
                 dead.cancel()
-                end.cancel()
         finally:
             slot.state, slot.url, worker, slot.worker = "starting", "", slot.worker, None
             self.router.remove_worker(slot.number)

@@ -45,7 +45,7 @@ from mlxrun.api.text.templates.template_support import get_message_support
 from mlxrun.api.text.tokens.tokens import tokenize
 from mlxrun.core.request import Request, SamplingParams, TokenLogprob
 from mlxrun.core.terminal import open_console
-from mlxrun.core.workers import find_first_error
+from mlxrun.core.workers import run_together
 from mlxrun.evals.harnesses.local_engine import DEFAULT_NAME, LocalEngine, load_harness_config
 from mlxrun.jobs.run.line_answerer import derive_line_seed
 
@@ -250,15 +250,8 @@ class LmEvalModel(TemplateLM):
                 progress.advance(bar)
                 return result
 
-            async def run_all() -> list[T]:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(run(job)) for job in jobs]
-                return [task.result() for task in tasks]
-
-            future = self._engine.submit(run_all())
+            future = self._engine.submit(run_together(map(run, jobs)))
             try:
                 return future.result()
-            except BaseExceptionGroup as errors:
-                raise find_first_error(errors) from errors
             finally:
                 future.cancel()  # does nothing unless this thread was interrupted

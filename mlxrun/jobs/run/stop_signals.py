@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mlxrun.core.errors import MlxrunError
-from mlxrun.core.workers import Abandoned, LaneJob
+from mlxrun.core.workers import Abandoned, LaneJob, finishes_before
 
 EXIT = 130
 GRACE = 5.0  # seconds that cancelled work may take to end
@@ -94,15 +94,12 @@ class StopSignals:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; a signal cancels it and raises Interrupted."""
         task = asyncio.create_task(work)
-        requested = asyncio.create_task(self._requested.wait())
         try:
-            await asyncio.wait((task, requested), return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not self.requested:
+            if await finishes_before(task, self._requested.wait()) and not self.requested:
                 return task.result()
             await self._cancel(task)
             raise Interrupted("interrupted")
         finally:
-            requested.cancel()
             task.cancel()
 
     async def run_cleanup(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,6 +23,7 @@ from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import Cancelled, MlxrunError, NotFound, RequestError
 from mlxrun.core.field_errors import shorten
+from mlxrun.core.workers import finishes_before
 from mlxrun.server.generation import ChoiceDeltas, stream_deltas
 from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.live_requests import LiveRequest
@@ -278,17 +279,15 @@ async def _announce(
 ) -> AsyncGenerator[ChoiceDeltas | None, None]:
     """The items of `stream`, after None if `begun` is done before the first one."""
     async with aclosing(stream):
-        first, begins = asyncio.ensure_future(anext(stream, None)), asyncio.ensure_future(begun)
+        first = asyncio.ensure_future(anext(stream, None))
         try:
-            await asyncio.wait({first, begins}, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
+            if not await finishes_before(first, begun):
                 yield None
             item = await first
             if item is not None:
                 yield item
         finally:
             first.cancel()
-            begins.cancel()
-            await asyncio.gather(first, begins, return_exceptions=True)
+            await asyncio.gather(first, return_exceptions=True)
         async for item in stream:
             yield item
