@@ -27,7 +27,7 @@ from mlxrun.cluster.pool import take_result
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.jobs.lines.job_check import Report, check_line_body
-from mlxrun.jobs.lines.job_file import EMBEDDING, MAX_LINE, RERANK, TRANSCRIPTION, JobLine
+from mlxrun.jobs.lines.job_file import MAX_LINE, JobLine
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
 from mlxrun.jobs.run.job_run import JobSetup
@@ -39,11 +39,6 @@ from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.http.json_bodies import read_bytes
 from mlxrun.server.http.surface import Endpoint, Surface
 
-_TASKS = {
-    EMBEDDING: "embed",
-    RERANK: "score",
-    TRANSCRIPTION: "transcribe",
-}  # of lines that name no model; all others generate
 SendLine = Callable[[ModelSlot, BatchLine], Awaitable[LineResult]]
 
 
@@ -66,7 +61,7 @@ class LineSender:
         name = line.body.get("model")
         if isinstance(name, str) and name:
             return self.pool.find(name)
-        return self.pool.find_first(_TASKS.get(line.url, "generate"))
+        return self.pool.find_first(line.url)
 
     def find_group(self, line: JobLine) -> int:
         """Find the number of a line's model; 0 for an unknown one."""

@@ -34,11 +34,16 @@ from mlxrun.core.errors import (
     TimedOut,
 )
 from mlxrun.core.field_errors import find_closest, quote, suggest_word
+from mlxrun.core.workers import finishes_before
+from mlxrun.server.telemetry import OPERATIONS
 
 log = logging.getLogger(__name__)
 PATIENCE = 20.0  # seconds that a request waits at most before busy models are drained for it
 STEADY_SECONDS = 60.0  # after which a model that dies has not failed to load
 DEATH_SECONDS = 0.2  # in which the end of a process is seen after that of its connections
+_TASKS_OF = {"embeddings": "embed", "rerank": "score", "transcription": "transcribe"}  # all others generate
+# The task that a model must have for each path, as `list_tasks` names them.
+TASKS = {path: _TASKS_OF.get(operation, "generate") for path, operation in OPERATIONS.items()}
 
 
 class ModelPool:
@@ -107,8 +112,9 @@ class ModelPool:
             raise NotFound(text, param="model", code="model_not_found")
         return found
 
-    def find_first(self, task: str) -> ModelSlot:
-        """Find the model of requests that name none: the first one for a task, as `list_tasks` names them."""
+    def find_first(self, path: str) -> ModelSlot:
+        """Find the model of requests and lines that name none: the first one with the task of their path."""
+        task = TASKS.get(path, "generate")
         known = (slot for slot in self.slots if slot.facts is not None and task in slot.facts.tasks)
         return next(known, self.slots[0])
 
@@ -325,9 +331,8 @@ class ModelPool:
     async def _serve(self, slot: ModelSlot, worker: ModelWorker) -> None:
         """Wait until a model is to be unloaded and its requests have ended. EngineDead if it dies before."""
         dead = asyncio.create_task(worker.wait_dead())
-        end = asyncio.create_task(_wait_drained(slot))
         try:
-            await asyncio.wait((dead, end), return_when=asyncio.FIRST_COMPLETED)
+            await finishes_before(dead, _wait_drained(slot))
             # A death ends its requests too, and so may look as if it had been drained.
             await asyncio.wait((dead,), timeout=0.0 if self.is_draining else DEATH_SECONDS)
             if dead.done() and not self.is_draining:
@@ -336,7 +341,6 @@ class ModelPool:
             log.info("unloading %s", slot.name)
         finally:
             dead.cancel()
-            end.cancel()
 
 
 async def _wait_drained(slot: ModelSlot) -> None:

@@ -20,20 +20,15 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_models_page, format_time
-from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
+from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, SHOW_PATH
 from mlxrun.api.ollama.request import LATEST, read_keep_alive
 from mlxrun.api.ollama.response import NEVER, OllamaWriter
-from mlxrun.api.openai.fields import URLS
-from mlxrun.api.openai.pooled import EMBEDDING_URL, POOLING_ALIASES, RELEVANCE_URL, RERANK_URL, RERANK_V2_URL
-from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
-from mlxrun.api.prompt_prefix import RESPONSES_URL
 from mlxrun.api.stored_files import find_file_parts
 from mlxrun.cluster.messages import LineResult
 from mlxrun.cluster.models.messages import BatchLine
 from mlxrun.cluster.models.model_lines import LINE_PATH
-from mlxrun.cluster.models.model_pool import ModelPool
+from mlxrun.cluster.models.model_pool import TASKS, ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.models.models_state import ModelsState
 from mlxrun.cluster.models.shared_limits import SharedLimits
@@ -65,12 +60,7 @@ from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.status import collect_storage, describe_batches, describe_files
 
 COUNTS_SECONDS = 2.0  # that a process has to say what it has counted, before it ends
-_TASKS = {
-    **dict.fromkeys((*URLS, RESPONSES_URL, MESSAGES, CHAT_PATH, GENERATE_PATH, WARM_PATH), "generate"),
-    **dict.fromkeys((EMBEDDING_URL, EMBED_PATH, OLD_EMBED_PATH), "embed"),
-    **dict.fromkeys((RERANK_URL, RERANK_V2_URL, RELEVANCE_URL, *POOLING_ALIASES), "score"),
-    TRANSCRIPTION_URL: "transcribe",
-}  # of the paths whose requests count in the limits of API keys
+COUNTED = TASKS.keys() | {WARM_PATH}  # the paths whose requests count in the limits of API keys
 
 
 def make_models_front(relay: ModelRelay, config: Config, batch_queue: BatchQueue | None) -> web.Application:
@@ -109,6 +99,7 @@ class ModelRelay(Relay):
         return {
             **super().list_own(),
             WARM_PATH: self.relay,
+            "/v1/requests/{id}/cancel": self.cancel,
             "/v1/models": self.list_models,
             "/v1/models/{id}": self.get_model,
             "/v1/models/{owner}/{id}": self.get_model,
@@ -125,7 +116,7 @@ class ModelRelay(Relay):
         if find_file_parts(fields):
             body = encode_json(await inline_stored_files(request, fields)).encode()
         held: AbstractContextManager[None] = nullcontext()
-        if request.path in _TASKS:
+        if request.path in COUNTED:
             held = self.limits.hold(request_id(request), key_name(request))
         with held:
             return await self._relay_to_model(request, slot, fields, body)
@@ -135,7 +126,7 @@ class ModelRelay(Relay):
     ) -> web.StreamResponse:
         """A stream is kept alive while its model is loaded."""
         is_ollama = _is_ollama(request)
-        streams = _TASKS.get(request.path) == "generate" and wants_stream(fields, usually=is_ollama)
+        streams = TASKS.get(request.path) == "generate" and wants_stream(fields, usually=is_ollama)
         if slot.state == "ready" or not streams:
             return await self._answer(request, slot, fields, body)
         writer = OllamaWriter(slot.name, 0, is_chat=request.path == CHAT_PATH)
@@ -175,7 +166,7 @@ class ModelRelay(Relay):
         given = (fields.get("model"), fields.get("name"), request.query.get("model"))
         name = next((each for each in given if isinstance(each, str)), None)
         if name is None:
-            return owner or self.models.find_first(_TASKS.get(request.path, "generate"))
+            return owner or self.models.find_first(request.path)
         if _is_ollama(request) and not self.models.has(name):
             name = name.removesuffix(LATEST)
         named = self.models.find(name)

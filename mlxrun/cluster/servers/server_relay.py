@@ -27,12 +27,12 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
-from mlxrun.server.endpoints.admin import WARM_PATH
+from mlxrun.server.endpoints.admin import WARM_PATH, get_openapi
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import API_KEYS, CONFIG, ID_HEADER, request_id, write_key
+from mlxrun.server.http.access import CONFIG, ID_HEADER, request_id, write_key
 from mlxrun.server.http.forms import MAX_FIELDS, find_form_field
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
-from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface, make_document
+from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface
 from mlxrun.server.live_requests import ENGINE_ERROR
 
 SECRET_HEADER = "x-mlxrun-relay"  # has the secret that front and workers share
@@ -107,19 +107,15 @@ class Relay:
     def list_own(self) -> dict[str, Handler]:
         """The handlers of paths that the front answers itself, from what all workers say."""
         return {
-            OPENAPI_PATH: self.get_openapi,
+            OPENAPI_PATH: get_openapi,
             "/v1/status": self.get_status,
             "/metrics": self.get_metrics,
             "/v1/cache": self.collect,
             "/v1/cache/clear": self.collect,
             WARM_PATH: self.collect,
             "/v1/cache/pinned/{id}": self.ask_any,
-            "/v1/requests/{id}/cancel": self.cancel,
+            "/v1/requests/{id}/cancel": self.ask_any,
         }
-
-    def is_refused(self, surface: Surface) -> bool:
-        """Whether the front has no such API."""
-        return False
 
     # One worker
 
@@ -171,11 +167,6 @@ class Relay:
         )
 
     # All workers
-
-    async def get_openapi(self, request: web.Request) -> web.StreamResponse:
-        """The document of what is available here."""
-        surfaces = [each for each in request.app[ROUTES].surfaces if not self.is_refused(each)]
-        return json_response(make_document(surfaces, needs_keys=bool(request.app[API_KEYS])))
 
     async def ask_all(self, request: web.Request) -> list[tuple[RelayedSlot, int, bytes]]:
         """The answers of all workers that serve: status and body."""
@@ -233,10 +224,6 @@ class Relay:
         name = self.label
         found = [{name: slot.describe()[name], **orjson.loads(body)} for slot, _, body in answers]
         return json_response({f"{name}s": found}, max((status for _, status, _ in answers), default=200))
-
-    async def cancel(self, request: web.Request) -> web.Response:
-        """The answer of the worker that has the request, else of any."""
-        return choose_answer(await self.ask_all(request))
 
     async def ask_any(self, request: web.Request) -> web.Response:
         """The answer of a worker that has what the path names, else of any. NotFound if there are none."""

@@ -6,6 +6,8 @@ refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import aiohttp
 from aiohttp import web
 
@@ -16,7 +18,7 @@ from mlxrun.cluster.servers.server_relay import Relay, make_relay_app, read_fiel
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.engine_state import EngineState
-from mlxrun.server.http.surface import Endpoint, Handler, Surface
+from mlxrun.server.http.surface import Surface
 
 MOST_LOST = 2  # workers that die with one request before it fails, as it may be what kills them
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
@@ -48,12 +50,12 @@ class WorkerRelay(Relay):
         super().__init__(pool.slots, secret)
         self._pool = pool
 
-    def is_refused(self, surface: Surface) -> bool:
-        """Files and batches, which belong to one engine."""
-        return "batches" in surface.switches
-
-    def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
-        return _refuse if self.is_refused(surface) else super()._choose_handler(surface, endpoint)
+    def wrap_surface(self, surface: Surface) -> Surface:
+        """Files and batches, which belong to one engine, are refused."""
+        if "batches" not in surface.switches:
+            return super().wrap_surface(surface)
+        endpoints = (replace(each, handler=_refuse) for each in surface.endpoints)
+        return replace(surface, endpoints=tuple(endpoints), is_api=False)
 
     async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
         body, fields = await read_fields(request)
