@@ -80,7 +80,7 @@ async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None
     """ConfigError for models of this machine whose `memory` is less than their weights, or which need more
     than `scheduler.memory_limit`."""
     from mlxrun.cluster.models.messages import DescribeModels
-    from mlxrun.cluster.models.model_process import describe_models
+    from mlxrun.cluster.models.model_process import inspect_models
 
     entries, limit = read_entries(loaded), loaded.config.scheduler.memory_limit
     own = [
@@ -88,7 +88,8 @@ async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None
         for name, each in entries.items()
         if (limit is not None or each.memory is not None) and is_local(each.path)
     ]
-    facts = await describe_models(DescribeModels([configs[name] for name in own])) if own else None
+    message = DescribeModels([configs[name] for name in own])
+    facts: ModelsFacts | None = await inspect_models(message) if own else None
     found = zip(own, facts.models if facts else (), strict=True)
     known = {name: each for name, each in found if not isinstance(each, Exception)}
     shares = {name: entries[name].memory or each.needed for name, each in known.items()}
@@ -239,7 +240,7 @@ async def serve_models(loaded: LoadedConfig) -> int:
     from mlxrun.cluster.models.messages import DescribeModels, DigestModels
     from mlxrun.cluster.models.model_lines import ModelsJobService
     from mlxrun.cluster.models.model_pool import ModelPool
-    from mlxrun.cluster.models.model_process import describe_models, digest_models
+    from mlxrun.cluster.models.model_process import inspect_models
     from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.batches.batch_queue import make_batch_queue
@@ -251,7 +252,7 @@ async def serve_models(loaded: LoadedConfig) -> int:
     config, secret = loaded.config, secrets.token_urlsafe(32)
     configs = load_model_configs(loaded)
     models = read_entries(loaded)
-    facts = await describe_models(DescribeModels(list(configs.values())))
+    facts: ModelsFacts = await inspect_models(DescribeModels(list(configs.values())))
     slots = make_slots(configs, models, facts, secret)
     check_shares(loaded, slots, facts.limit)
     for slot in slots:
@@ -262,7 +263,7 @@ async def serve_models(loaded: LoadedConfig) -> int:
     front, note = show_runs(make_models_front(relay, config, queue), config), make_note(config, os.environ)
 
     async def digest() -> str:
-        return await digest_models(DigestModels(list(configs.values())))
+        return str(await inspect_models(DigestModels(list(configs.values()))))
 
     async def load() -> LoadedEngine:
         try:

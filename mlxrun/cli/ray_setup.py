@@ -12,7 +12,6 @@ import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlxrun.cli.options import say
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
     from mlxrun.jobs.records.run_paths import JobPaths
     from mlxrun.jobs.run.job_run import JobSetup
+    from mlxrun.model.load.model_info import LoadedModelInfo
 
 
 def load_worker_configs(loaded: LoadedConfig) -> dict[int, Config]:
@@ -57,6 +57,15 @@ def check_overrides(configs: Mapping[int, Config], count: int) -> None:
         )
 
 
+def describe_driver(config: Config, model: LoadedModelInfo) -> dict[str, Any]:
+    """Describe this process by the facts (`WorkerFacts`) in which the first worker must be like it."""
+    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+    from mlxrun.jobs.records.manifest_checks import list_versions
+
+    settings = digest_settings(collect_settings(config, model))
+    return {"versions": list_versions(), "model": model.digests["model"], "settings": settings}
+
+
 def _quote(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -67,10 +76,7 @@ async def run_on_ray(
 ) -> AsyncIterator[JobSetup]:
     """Give the setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be
     reached or has no room, JobError or WorkerRefused if the first worker cannot be used."""
-    from mlxrun.cluster.messages import check_worker
     from mlxrun.cluster.ray.ray_workers import RayJob
-    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.jobs.run.progress import pluralize
 
@@ -82,10 +88,7 @@ async def run_on_ray(
     try:
         check_overrides(job.configs, count)
         model_info, preparer = load_preparer(config, paths.job.parent, weights=True)
-        first = await job.describe_first()
-        settings = digest_settings(collect_settings(config, model_info))
-        here = replace(first, versions=list_versions(), model=model_info.digests["model"], settings=settings)
-        check_worker(first, here, mixed=mixed)
+        first = await job.describe_first(describe_driver(config, model_info))
         say(f"{pluralize(count, 'worker')} on Ray; the first is on {first.host}: {first.device.get('name')}")
 
         async def start() -> EngineClient:
@@ -106,8 +109,6 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, mixed: bool) -> int:
     from mlxrun.cluster.ray.ray_servers import RayServers
     from mlxrun.cluster.servers.worker_relay import make_front
     from mlxrun.engine.client import EngineClient
-    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.progress import pluralize
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
@@ -122,8 +123,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, mixed: bool) -> int:
     async def load() -> LoadedEngine:
         model = await load_model(config, weights=False)
         context = make_context(config, model)
-        settings = digest_settings(collect_settings(config, model))
-        servers.expect({"versions": list_versions(), "model": model.digests["model"], "settings": settings})
+        servers.expect(describe_driver(config, model))
         try:
             await pool.start()
         except BaseException:

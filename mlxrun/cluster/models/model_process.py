@@ -15,7 +15,6 @@ from typing import Any
 from mlxrun.cluster.models.messages import (
     DescribeModels,
     DigestModels,
-    ModelsFacts,
     ServeModel,
     receive_message,
     write_message,
@@ -41,19 +40,9 @@ async def _start(message: DescribeModels | DigestModels | ServeModel) -> Process
     return process
 
 
-async def describe_models(message: DescribeModels) -> ModelsFacts:
-    """Describe models, as `_ask` does."""
-    found: ModelsFacts = await _ask(message)
-    return found
-
-
-async def digest_models(message: DigestModels) -> str:
-    """Digest models, as `_ask` does."""
-    return str(await _ask(message))
-
-
-async def _ask(message: DescribeModels | DigestModels) -> Any:
-    """Get an answer of a process that ends afterwards, so that the front needs none of its memory."""
+async def inspect_models(message: DescribeModels | DigestModels) -> Any:
+    """Get the answer to a message from a process that ends then, so that the front needs none of its
+    memory."""
     process = await _start(message)
     assert process.stdout is not None
     try:

@@ -21,7 +21,7 @@ from mlxrun.cluster.line_worker import LINGER
 from mlxrun.cluster.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
 from mlxrun.cluster.pool import DispatchedPool
 from mlxrun.cluster.ray.ray_actor import LineActor, WorkerSpec, stamp_job
-from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, RayWatch, leave_ray, make_watch, raise_refused
+from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, leave_ray, make_watch, raise_refused
 from mlxrun.cluster.ray.ray_cluster import connect, place_workers
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MediaError
@@ -83,19 +83,17 @@ class RayJob:
     pool: DispatchedPool = field(init=False)
     _makers: list[Callable[[], RayWorker]] = field(init=False)
     _first: list[RayWorker] = field(default_factory=list)
-    _ray: Any = None
-    _watch: RayWatch = field(init=False)
+    _crew: RayCrew | None = None
 
     def connect(self) -> int:
         """Connect to Ray, and return the number of workers. ConfigError if that fails, JobError if the job
         file cannot be read."""
-        self._ray = connect(self.address)
-        places = place_workers(self._ray, self.config.workers)
+        ray = connect(self.address)
+        places = place_workers(ray, self.config.workers)
         stamp = stamp_job(self.job)
         if stamp is None:
             raise JobError(f"{self.job}: cannot be read")
-        self._watch = make_watch(self._ray)
-        crew = RayCrew(self._ray, self._watch, self.mixed)
+        crew = self._crew = RayCrew(ray, make_watch(ray), self.mixed)
         linger = LINGER * max(1.0, len(places) / WORKERS_A_LINGER)
 
         def make_maker(number: int, place: Mapping[str, Any]) -> Callable[[], RayWorker]:
@@ -111,9 +109,11 @@ class RayJob:
         self.pool = DispatchedPool(self._makers, count_lines_at_once(self.config))
         return len(places)
 
-    async def describe_first(self) -> WorkerFacts:
-        """Describe the first worker, whose process stays. WorkerRefused if it cannot be used, JobError if it
-        dies."""
+    async def describe_first(self, here: Mapping[str, Any]) -> WorkerFacts:
+        """Describe the first worker, whose process stays, and compare it with the driver (`RayCrew.here`).
+        WorkerRefused if it cannot be used, JobError if it dies."""
+        assert self._crew is not None
+        self._crew.here = here
         worker = self._makers[0]()
         self._first.append(worker)
         try:
@@ -123,11 +123,11 @@ class RayJob:
 
     async def close(self) -> None:
         """Stop all workers, and leave Ray; a local Ray ends."""
-        if self._ray is not None:
+        if self._crew is not None:
             for worker in self._first:
                 await worker.close()
             await self.pool.close()
-            await leave_ray(self._ray, self._watch)
+            await leave_ray(self._crew.ray, self._crew.watch)
 
 
 _FIELDS = ("messages", "input")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import NO_KEY, adopt_key, is_same_secret
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.surface import Handler, Surface
-from mlxrun.server.lifecycle import SWITCH_INTERVAL, drain, listen
+from mlxrun.server.lifecycle import drain, listen, set_switch_interval
 from mlxrun.server.responses.response_runs import RESPONSES
 
 
@@ -99,7 +98,7 @@ class ServerActor:
         except MlxrunError as error:
             return error
         self._stack.push_async_callback(loaded.client.close)
-        sys.setswitchinterval(SWITCH_INTERVAL)  # as `mlxrun.server.lifecycle.run` sets it
+        self._stack.enter_context(set_switch_interval())
         app[ENGINE].attach(loaded)
         settings = replace(spec.config.server, host=host, port=0)
         return await self._stack.enter_async_context(listen(app, settings))
