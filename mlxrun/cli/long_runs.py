@@ -9,8 +9,10 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO
+
+from mlxrun.core.processes import stop_process
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +87,4 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     source: IO[bytes] | None = process.stdin
     if source is not None:
         source.close()
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
-        return
-    process.kill()
+    stop_process(process, _END_SECONDS)

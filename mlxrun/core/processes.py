@@ -1,5 +1,5 @@
-"""Starts modules of this package as processes, ends what they have started, and measures the time in which
-this process ran.
+"""Starts and ends processes: modules of this package, what these have started, and programs of the system.
+It also measures the time in which this process ran.
 
 SIGSTOP, Ctrl-Z or a paused container suspends a process. A time limit must not count that time: the process
 would fail work as soon as it goes on. (While the machine sleeps, the monotonic clock stands still too.)
@@ -37,6 +37,27 @@ def start_module(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
         **options,
     )
+
+
+def stop_process(process: subprocess.Popen[Any], seconds: float) -> None:
+    """End a process in order. One that has not ended after so many seconds is killed."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read_output(*command: str, seconds: float = 5.0) -> str:
+    """What a program of the system writes; empty if it cannot be run, or takes longer than `seconds`."""
+    # Without close_fds, macOS starts the program by posix_spawn: this process, which may hold a model, is not
+    # forked.
+    options: dict[str, Any] = {"close_fds": False, "stdin": subprocess.DEVNULL, "timeout": seconds}
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", **options)
+        return str(done.stdout)
+    return ""
 
 
 MARK = "MLXRUN_CHILD"  # a variable of the environment, which processes inherit

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mlxrun import __version__
+from mlxrun.core.processes import read_output
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG, CONFIG_HASH
@@ -145,7 +144,6 @@ def _fill(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, 
 
 
 READ_EVERY = 10.0  # seconds
-_SECONDS = 5.0  # that a program may take
 _PRESSURE = "com.apple.system.thermalpressurelevel"
 # The levels of this notification, in the words of macOS' `powermetrics`.
 _LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
@@ -157,8 +155,8 @@ def read_power_state() -> dict[str, Any] | None:
     not say it; None as a whole elsewhere than on macOS. Blocks for some milliseconds."""
     if platform.system() != "Darwin":
         return None
-    settings, heat = _run("pmset", "-g"), _run("pmset", "-g", "therm")
-    return parse_power_state(settings, heat, _run("notifyutil", "-g", _PRESSURE))
+    settings, heat = read_output("pmset", "-g"), read_output("pmset", "-g", "therm")
+    return parse_power_state(settings, heat, read_output("notifyutil", "-g", _PRESSURE))
 
 
 def parse_power_state(settings: str, heat: str, pressure: str) -> dict[str, Any]:
@@ -174,14 +172,3 @@ def parse_power_state(settings: str, heat: str, pressure: str) -> dict[str, Any]
         "thermal_pressure": _LEVELS[number] if number < len(_LEVELS) else None,
         "cpu_speed_limit": int(limit[1]) if limit else None,
     }
-
-
-def _run(*command: str) -> str:
-    with suppress(OSError, subprocess.SubprocessError):
-        # Without close_fds, macOS starts the program by posix_spawn.
-        options: dict[str, Any] = {"close_fds": False, "stdin": subprocess.DEVNULL, "timeout": _SECONDS}
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            command, capture_output=True, text=True, **options
-        )
-        return done.stdout
-    return ""

@@ -12,7 +12,7 @@ import pytest
 
 import mlxrun
 from mlxrun.core import processes
-from mlxrun.core.processes import GAP, RunningClock, start_module
+from mlxrun.core.processes import GAP, RunningClock, read_output, start_module, stop_process
 
 
 def test_files_of_the_working_directory_are_no_modules(
@@ -27,6 +27,22 @@ def test_files_of_the_working_directory_are_no_modules(
     with start_module("mlxrun.cli.main", "--version", stdout=subprocess.PIPE) as process:
         out = process.communicate()[0]
     assert process.returncode == 0 and out.startswith(b"mlxrun")
+
+
+def test_a_process_that_does_not_end_is_killed() -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); input()"
+    pipe = subprocess.PIPE
+    for program, seconds, code in (("print(1, flush=True); input()", 60.0, -15), (stubborn, 0.1, -9)):
+        with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            stop_process(process, seconds)
+            assert process.returncode == code
+
+
+def test_programs_of_the_system() -> None:
+    """One that is not there, or takes too long, says nothing. Bytes that are not UTF-8 are replaced."""
+    assert read_output("printf", "a\\377") == "a\N{REPLACEMENT CHARACTER}"
+    assert read_output("no-such-program") == "" == read_output("sleep", "60", seconds=0.01)
 
 
 def test_the_environment_and_options_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:

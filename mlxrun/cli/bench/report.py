@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ import click
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.measurement import MEASURES, Measure, Values
 from mlxrun.core.errors import JobError
+from mlxrun.core.processes import read_output
 from mlxrun.core.terminal import open_console, print_text
 from mlxrun.model.machine.versions import list_library_versions
 
@@ -193,8 +193,7 @@ def read_machine_facts() -> dict[str, Any]:
 def _find_cpu_name() -> str:
     """The name that the system gives the processor, else its architecture."""
     if sys.platform == "darwin":
-        sysctl = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(sysctl, capture_output=True, text=True).stdout.strip() or platform.processor()
+        return read_output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor()
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     names = (line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
     return next(names, platform.machine())

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 from mlxrun.cluster.ray.ray_client import find_unreachable
 from mlxrun.config.settings import WorkersSettings
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.processes import read_output
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install 'mlxrun[ray]'"
@@ -247,10 +247,7 @@ def sort_raylets(commands: Iterable[str]) -> tuple[set[str], set[str]]:
 
 def list_commands() -> list[str]:
     """The command lines of all processes that can be seen."""
-    with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=True)
-        return listed.stdout.splitlines()
-    return []
+    return read_output("ps", "-axww", "-o", "args=", seconds=60.0).splitlines()
 
 
 def read_noted_address(ray: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.processes import read_output
 
 BLAS_BUFFER = 128 << 20  # bytes that OpenBLAS reserves for each thread that multiplies
 STACKS = 64 << 20  # bytes of eight threads' stacks
@@ -168,12 +168,10 @@ def list_machine_limits() -> list[MemoryLimit]:
 
 def _list_mac_limits() -> list[MemoryLimit]:
     """The same by `vm_stat` of macOS."""
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        text = subprocess.run(_VM_STAT, capture_output=True, text=True, check=True, timeout=5).stdout
-        left = count_available(text)
-        if left is not None:
-            return [MemoryLimit(MACHINE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), left)]
-    return []
+    left = count_available(read_output(*_VM_STAT))
+    if left is None:
+        return []
+    return [MemoryLimit(MACHINE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), left)]
 
 
 def count_available(vm_stat: str) -> int | None:

@@ -29,6 +29,7 @@ from mlxrun.cli.bench.serve.family_report import FAMILIES, check_families, descr
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.processes import stop_process
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,16 +145,7 @@ def run_server(arguments: Sequence[str]) -> Iterator[str]:
             _check_alive(process)
             raise
         finally:
-            _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            stop_process(process, STOP_SECONDS)
 
 
 def _check_alive(process: subprocess.Popen[bytes]) -> None:
