@@ -133,7 +133,9 @@ class ModelRelay(Relay):
         ping: MakePing | None = (lambda: (None, writer.write_ping())) if is_ollama else None
         kind = LineStream if is_ollama else EventStream
         async with open_stream(request, ping=ping, kind=kind) as stream:
-            return await self._answer(request, slot, fields, body, stream)
+            answer: web.StreamResponse = stream.response  # if its last event is an error
+            answer = await self._answer(request, slot, fields, body, stream)
+        return answer
 
     async def _answer(
         self,

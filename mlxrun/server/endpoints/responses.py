@@ -247,7 +247,8 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     if not found.events and not found.body["background"]:
         reject_unsupported("stream", "only a response in the background can be streamed again")
     async with open_stream(request) as stream:
-        return await _follow(request, stream, found, start)
+        await _follow(request, stream, found, start)
+    return stream.response
 
 
 def _read_start(query: dict[str, str]) -> int | None:

@@ -317,8 +317,9 @@ async def test_a_stream_is_kept_alive_while_its_model_is_loaded(
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_what_fails_after_that_is_the_last_event(api: str) -> None:
-    """In the words of each API, as its status is sent: a model that cannot be loaded, and a refusal."""
+async def test_what_fails_after_that_is_the_last_event(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In the words of each API, as its status is sent: a model that cannot be loaded, and a refusal. Neither
+    is a bug."""
     path, body, ping, _ = STREAMS[APIS.index(api)]
     frame = {
         "openai": b'data: {"error":{"message":"%s',
@@ -332,6 +333,7 @@ async def test_what_fails_after_that_is_the_last_event(api: str) -> None:
         async with run_models_front(models, keepalive=0.1) as front:
             found = await read_begun(front, path, body | more, ping)
             assert frame in found and said in found.partition(frame)[2]
+    assert "Error" not in caplog.text
 
 
 async def test_a_stream_that_breaks_inside_an_event_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
