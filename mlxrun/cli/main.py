@@ -28,7 +28,7 @@ from mlxrun.cli import INTERRUPTED_EXIT
 from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.options import list_first
 from mlxrun.core.errors import MlxrunError, is_out_of_memory
-from mlxrun.core.terminal import filter_streams, print_error
+from mlxrun.core.terminal import filter_streams, open_closed_streams, print_error
 from mlxrun.core.visible_text import make_message
 
 USAGE_EXIT = 2
@@ -138,9 +138,10 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
     it: a model may still be loading or downloading."""
     process_exit = None
     if argv is None:
+        open_closed_streams()
         process_exit = ProcessExit()
         handle_interrupts()
-        with suppress(RuntimeError, ValueError, OSError):  # there is no standard error
+        with suppress(RuntimeError, ValueError, OSError):  # standard error is no file
             faulthandler.enable()  # a crash inside a library shows where each thread was
     with filter_streams():
         code = _run(argv, command, program)

@@ -3,10 +3,13 @@
 Text that a command shows may contain parts of files. `filter_streams` filters both streams, whoever writes:
 this program, a library or a traceback. Nothing passes that a terminal would obey. Only the consoles of
 `open_console` write past the filter, because they filter their text before they style it.
+
+`open_closed_streams` is for a process that was started without one of its standard streams.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -53,6 +56,20 @@ class FilteredStream:
         return getattr(self.unfiltered, name)
 
 
+def open_closed_streams() -> None:
+    """Open /dev/null in the place of each standard stream that the process was started without.
+
+    Otherwise the next file that is opened has its number, and gets what libraries and children print.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = (
+        os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") if stream is None else stream
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
 @contextmanager
 def filter_streams() -> Iterator[None]:
     """Filter standard output and standard error within the block."""
@@ -65,7 +82,7 @@ def filter_streams() -> Iterator[None]:
 
 
 def _filter(stream: TextIO | None) -> Any:
-    """The stream with a filter; as it is if it has one. A process may have been started without a stream."""
+    """The stream with a filter; as it is if it has one, or if there is none."""
     return stream if stream is None or isinstance(stream, FilteredStream) else FilteredStream(stream)
 
 

@@ -96,6 +96,35 @@ def test_a_process_without_standard_error_runs() -> None:
     assert done.returncode == 0 and done.stdout.startswith("mlxrun")
 
 
+WITHOUT_STREAMS = """
+import os, subprocess, sys
+import click
+from mlxrun.cli.main import main
+from mlxrun.core.terminal import open_console
+
+@click.command()
+@click.argument("path")
+def show(path):
+    with open(path, "w") as file:
+        open_console().print("a table")
+        print("a line", file=sys.stderr)
+        os.write(1, b"of a library")
+        os.write(2, b"of a library")
+        subprocess.run(["echo", "of a child"], check=True)
+        file.write(str(file.fileno()))
+
+sys.exit(main(command=show))
+"""
+
+
+def test_a_process_without_streams_writes_into_no_other_file(tmp_path: Path) -> None:
+    """The next file had the number of a stream, and so what was printed; a console ended in a traceback."""
+    output = tmp_path / "output"
+    command = f'exec "{sys.executable}" -c "$0" "{output}" <&- >&- 2>&-'
+    assert run_program(["sh", "-c", command, WITHOUT_STREAMS]).returncode == 0
+    assert int(output.read_text()) > 2
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["config", "check", "none.yaml"], 2)])
 def test_the_code_is_the_commands_and_nothing_is_lost(
     tmp_path: Path, arguments: list[str], code: int

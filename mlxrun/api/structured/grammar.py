@@ -226,13 +226,13 @@ def _write_choices(choices: Sequence[str]) -> str:
 
 
 def _write_json(schema: Any, strict: bool, param: str) -> str:
-    if not isinstance(schema, bool):
-        check_type(schema, dict, param)
     return llguidance.LLMatcher.grammar_from_json_schema(_encode_schema(schema, strict, param))
 
 
 def _encode_schema(schema: Any, strict: bool, param: str) -> str:
     """Encode the schema with llguidance's options in it, which replace those that the schema itself has."""
+    if not isinstance(schema, bool):
+        check_type(schema, dict, param)
     try:  # before anything looks into it: jsonschema takes minutes for a schema of many megabytes
         check_length(len(json.dumps(schema)), param)
     except RecursionError:

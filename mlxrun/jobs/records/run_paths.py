@@ -33,9 +33,11 @@ _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 class JobPaths:
     """All files of one job. Its output goes to `out`, or beside the job file. JobError if it cannot be
-    written there."""
+    written there, or if `job` has no name."""
 
     def __init__(self, job: Path, out: Path | None = None) -> None:
+        if not job.name:  # of `.` and `/`: there is nothing beside them
+            raise JobError(f"{job}: cannot read the job file: {os.strerror(errno.EISDIR)}")
         self.job = job
         self.out = out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl")
         if out is not None and out.resolve() == job.resolve():

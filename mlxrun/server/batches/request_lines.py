@@ -66,7 +66,7 @@ class RequestLines:
     def __init__(self, max_length: int) -> None:
         self.count = 0
         self._max_length = max_length
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""  # what is not parsed yet
         self._needed = 0  # characters of it before it is tried again, so that none is parsed many times
         self._begun = self._closed = False

@@ -6,6 +6,7 @@ Large bodies are parsed on a worker thread. The callback for objects lets the ev
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import logging
 import math
@@ -137,11 +138,11 @@ def _make_too_large(size: int, most: int) -> BodyTooLarge:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON. RequestError says where it is wrong."""
+    """Parse strict JSON, with or without a byte order mark. RequestError says where it is wrong."""
     if not raw.strip():
         raise RequestError("the body is empty; it must be JSON", code="invalid_json")
     try:
-        text = raw.decode("utf-8")
+        text = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
     try:

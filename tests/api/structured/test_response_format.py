@@ -231,6 +231,19 @@ def test_a_schema_that_is_not_there_is_missing(fields: dict[str, Any]) -> None:
     assert (caught.value.param, caught.value.code) == ("response_format.json_schema", "missing_field")
 
 
+@pytest.mark.parametrize("schema", [5, 1.5, "x", []])
+@pytest.mark.parametrize("tools", [{}, {"tools": [tool("f")]}])
+def test_a_schema_of_another_type_is_refused(schema: object, tools: dict[str, Any]) -> None:
+    """Also where the answer may be a call instead: that ended in a 500."""
+    with pytest.raises(
+        RequestError, match=r"^response_format\.json_schema\.schema: expected object, got"
+    ) as caught:
+        prepare(
+            **tools, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        )
+    assert caught.value.param == "response_format.json_schema.schema"
+
+
 BAD = tool("bad", parameters={"type": "x"})
 
 

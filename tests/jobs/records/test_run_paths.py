@@ -58,6 +58,12 @@ def test_paths(tmp_path: Path) -> None:
             JobPaths(job, out)
 
 
+@pytest.mark.parametrize("job", ["", ".", "/"])
+def test_a_folder_without_a_name_is_no_job(job: str) -> None:
+    with pytest.raises(JobError, match=r"^[./]: cannot read the job file: Is a directory$"):
+        JobPaths(Path(job))
+
+
 def test_what_fresh_sets_aside(tmp_path: Path) -> None:
     """Answers of any run are moved and never replaced; without answers, nothing is kept."""
     paths = JobPaths(tmp_path / "x.jsonl")

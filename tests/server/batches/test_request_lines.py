@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import tracemalloc
 from typing import Any
@@ -62,6 +63,12 @@ def test_any_chunks_give_the_same_lines(
 
 
 ONE = make_request("a", x=1)
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_a_byte_order_mark_is_no_part_of_the_body(size: int) -> None:
+    data = make_body([ONE])
+    assert feed(codecs.BOM_UTF8 + data, size) == feed(data, size)
 
 
 @pytest.mark.parametrize("size", [1, 7, 10**6])
