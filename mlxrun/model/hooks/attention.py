@@ -282,8 +282,7 @@ def _attend(
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
     if _EngineAttention.check is not None:
         _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
-    more = {} if usual_rows is None else {"usual_rows": usual_rows}
-    return attend_plain(queries, keys, values, scale, mask, **more, **kwargs)
+    return attend_plain(queries, keys, values, scale, mask, usual_rows=usual_rows, **kwargs)
 
 
 def attend_plain(
@@ -299,8 +298,7 @@ def attend_plain(
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
         attend = _EngineAttention.on_cpu or device_attention.compute_attention
-        more = {} if usual_rows is None else {"usual_rows": usual_rows}
-        attended: mx.array = attend(queries, keys, values, scale, mask, **more)
+        attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)

@@ -20,7 +20,8 @@ class _CappedAttention(nn.Module):
     """Mixed into the libraries' classes."""
 
     def __call__(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if not isinstance(cache, RowKeysCache):
+        is_plain = not isinstance(cache, RowKeysCache)
+        if is_plain:
             attended: mx.array = super().__call__(x, mask, cache)
             return attended
         rows, length, _ = x.shape
