@@ -15,7 +15,6 @@ from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.model.machine.decisions import (
     Decision,
     Machine,
-    QuantizedWeights,
     WeightsInMemory,
     decide_kernel,
     decide_memory_limit,
@@ -69,12 +68,13 @@ class Model:
         bits = 32 if machine.backend == "cpu" and self.bits == 16 else self.bits
         return int(self.numbers * bits / 8)
 
-    def describe_weights(self, machine: Machine) -> QuantizedWeights | None:
-        """As the engine counts them: experts stay quantized on a GPU."""
+    def describe_weights(self, machine: Machine) -> int | None:
+        """Bytes of quantized weights as plain numbers, as the engine counts them: experts stay quantized on a
+        GPU. None: nothing is quantized."""
         if self.bits == 16:
             return None
         is_cpu = machine.backend == "cpu"
-        return QuantizedWeights(int((self.numbers - (0 if is_cpu else self.experts)) * (4 if is_cpu else 2)))
+        return int((self.numbers - (0 if is_cpu else self.experts)) * (4 if is_cpu else 2))
 
 
 def _make_mac(size: int, free: float) -> Machine:
@@ -106,7 +106,7 @@ MODELS = (
 def decide_form(machine: Machine, model: Model, reproducible: bool) -> Decision[WeightsInMemory]:
     """As the engine does, whose limit in reproducible mode is that of the whole device."""
     limit = machine.total if reproducible else decide_memory_limit(machine).value
-    return decide_weights(machine, model.describe_weights(machine), limit, reproducible=reproducible)
+    return decide_weights(machine.backend, model.describe_weights(machine), limit, reproducible=reproducible)
 
 
 def name_form(machine: Machine, model: Model, reproducible: bool) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.tiny.vision_families import VISION
 from benchmarks.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array
 from mlxrun.core.request import ProcessedPrompt
-from mlxrun.model.load.model_info import LoadedModelInfo, compute_image_digest
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.vision.media_processing import compute_image_digest
 
 PLACEHOLDER = "IMAGE"  # in what the chat template of byte_tokenizer.py renders
 

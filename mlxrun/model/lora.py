@@ -1,13 +1,9 @@
-"""LoRA and DoRA adapters: their configs and weights, read by the libraries' own functions, and load checks.
+"""LoRA and DoRA adapters: their configs and weights, read by the libraries' own functions.
 
 `apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
 `read_adapters` takes the weights out of them again, for adapters that differ by row. A fault in an adapter's
 files is a ConfigError that names the setting and the folder or file. Values that would make libraries fail
 later are refused.
-
-`check_adapters` and `separate_adapters` compute with each adapter when a model is loaded. They compare rows
-with different adapters in one forward with each row alone. If a model calls its layers with rows on another
-axis than the first, its rows must not be mixed.
 """
 
 from __future__ import annotations
@@ -15,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxrun.core.errors import ConfigError, ModelLoadError, is_out_of_memory
@@ -31,10 +25,6 @@ from mlxrun.core.text_files import read_text_file
 from mlxrun.model.hooks.adapted_layers import LayerWeights
 from mlxrun.model.load.tensor_files import read_entries
 from mlxrun.model.load.weight_check import is_float
-from mlxrun.model.run.chunk_grouping import PrefillSharing
-from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.run.model_caller import ModelCaller
-from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +44,6 @@ OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too
 _KINDS = ("lora", "dora", "full")  # what mlx-lm trains; it takes any other word for `lora`
 _MOST = 2**31 - 1  # of a dimension of an array
 _LARGEST = 3.4e38  # in float32
-# Largest difference of logits that counts as rounding, in units of their standard deviation.
-TOLERANCE = {mx.float32: 1e-3}
-OTHER_TOLERANCE = 0.1  # of other types
-PROMPTS = np.array([[1, 2, 3, 5], [4, 1, 2, 3], [2, 2, 4, 1]])
 
 
 def _is_integer(value: Any) -> bool:
@@ -101,7 +87,7 @@ def _name_errors(setting: str, path: str) -> Iterator[None]:
     """Errors about the adapter in this folder become ConfigErrors that name the setting."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, ModelLoadError) as error:
         raise ConfigError(f"{setting}: {error}") from error
     except _LIBRARY_ERRORS as error:
         if is_out_of_memory(error):  # which is no fault of the adapter
@@ -228,7 +214,7 @@ def _check_layers(
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, or if a file or a
-    number cannot be used."""
+    number cannot be used; ModelLoadError if the weights' header cannot."""
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
@@ -244,10 +230,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
     if weights is None:
         raise ConfigError(f"{folder} has no {WEIGHTS}")
-    try:
-        read_entries(weights)
-    except ModelLoadError as error:
-        raise ConfigError(str(error)) from error
+    read_entries(weights)
     _check_values(config, folder / CONFIG)
     return config
 
@@ -289,43 +272,3 @@ def _list_values(
     for key, is_right, wanted in _RULES:
         if found.get(key) is not None or (key in found and key in _NEEDED):
             yield place + key, found[key], is_right, wanted
-
-
-def check_adapters(caller: ModelCaller) -> None:
-    """ConfigError that names the adapter with which the model computes NaN."""
-    for number, name in enumerate(caller.row_adapters.names, 1):
-        if mx.any(mx.isnan(_compute_logits(caller, [0], [number]))).item():
-            raise ConfigError(
-                f"model.adapters: {name}: the model computes NaN with it: its numbers are too large, or "
-                "damaged"
-            )
-
-
-def separate_adapters(caller: ModelCaller, methods: ComputeMethods) -> ComputeMethods:
-    """The same methods if rows with different adapters may share a forward; else methods that never mix
-    them."""
-    count = len(caller.row_adapters.names)
-    if not count or is_mixing_exact(caller, sorted({0, 1, count})):
-        return methods
-    sharing = PrefillSharing(merge_chunks=methods.sharing.merge_chunks)
-    return replace(methods, decode="row_by_row", sharing=sharing, quantization=None)
-
-
-def is_mixing_exact(caller: ModelCaller, numbers: Sequence[int]) -> bool:
-    """Whether rows with these adapters have the same logits together as alone, within the tolerance."""
-    try:
-        together = _compute_logits(caller, range(len(numbers)), numbers)
-    except ValueError:  # the shapes of some layer do not go by rows
-        return False
-    alone = mx.concatenate([_compute_logits(caller, [i], [n]) for i, n in enumerate(numbers)])
-    limit = TOLERANCE.get(alone.dtype, OTHER_TOLERANCE)
-    found, wanted = together.astype(mx.float32), alone.astype(mx.float32)
-    return bool(mx.max(mx.abs(found - wanted)).item() <= limit * mx.std(wanted).item())
-
-
-def _compute_logits(caller: ModelCaller, rows: Sequence[int], numbers: Sequence[int]) -> mx.array:
-    """Logits [rows, n, V] of the prompts of these rows: of three tokens together, then of the last."""
-    ids, cache = mx.array(PROMPTS[list(rows)]), caller.make_cache()
-    with caller.row_adapters.use(numbers):
-        first = caller.prefill(ids[:, :3], cache, 0, TEXT_ONLY)
-        return mx.concatenate([first, caller.prefill(ids[:, 3:], cache, 3, TEXT_ONLY)], axis=1)

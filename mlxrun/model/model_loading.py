@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from mlxrun.config.settings import Config
@@ -18,10 +17,10 @@ from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.choose import choose_methods, follow_report
 from mlxrun.model.load_check.kept_verdicts import KeptVerdict, VerdictFile, describe_form
+from mlxrun.model.load_check.lora_checks import check_adapters, separate_adapters
 from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.load_check.verdict_key import compute_key, has_changed_files
-from mlxrun.model.lora import check_adapters, separate_adapters
 from mlxrun.model.run.compute_methods import LIBRARY_CHUNK, ComputeMethods
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.sparse.build import add_position_check, make_positioned
@@ -87,8 +86,8 @@ def load_model(
             file.write(KeptVerdict(weights, caller.weights.seconds, load_check))
     recheck = None
     if file is not None and kept is not None:
-        compare = partial(_compare, compared)
-        recheck = Recheck(caller, compare, kept, file, config.scheduler.memory_limit)
+        limit = config.scheduler.memory_limit
+        recheck = Recheck(caller, lambda own: choose_methods(own, *compared), kept, file, limit)
     caller.attention = load_check.methods.attention
     info.refused_media.update({kind: why for kind, why in load_check.refused.items() if why})
     load_check = replace(load_check, methods=separate_adapters(caller, load_check.methods), hooks=hooks)
@@ -108,10 +107,6 @@ def open_verdict(config: Config, info: LoadedModelInfo) -> VerdictFile | None:
     except (OSError, RuntimeError) as error:  # a file cannot be read, or the home folder is unknown
         log.debug("load check: no verdict is kept: %s", error)
         return None
-
-
-def _compare(given: tuple[Any, ...], caller: ModelCaller) -> LoadCheckReport:
-    return choose_methods(caller, *given)
 
 
 def _follow_load_check(config: Config, methods: ComputeMethods) -> Config:

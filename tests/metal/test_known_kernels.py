@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ import mlxrun
 from tests.metal import conftest
 
 PACKAGE = Path(mlxrun.__file__).parent
-MAKERS = {"metal_kernel", "cuda_kernel", "precompiled_cuda_kernel"}
+MAKERS = {"metal_kernel", "cuda_kernel", "precompiled_cuda_kernel"}  # of MLX
+OWN_MAKER, ITS_PLACE = "make_kernel", "model/kernels/kernel_source.py"
 # Where kernels are made, and the test file that runs them; then how their names begin.
 KNOWN_PLACES = {
     "model/fused/operations.py": "tests/metal/test_fused_layers.py",
@@ -22,8 +23,8 @@ KNOWN_PLACES = {
 KNOWN_NAMES = {"layer_", "skinny_gemm_", "paged_split_", "paged_join_"}
 
 
-def uses_a_maker(tree: ast.AST) -> bool:
-    """Whether MLX's functions that make kernels are named, also as a text for `getattr`."""
+def uses_a_maker(tree: ast.AST, makers: Collection[str] = MAKERS) -> bool:
+    """Whether functions that make kernels are named, also as a text for `getattr`."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
@@ -32,21 +33,19 @@ def uses_a_maker(tree: ast.AST) -> bool:
                 found = name
             case _:
                 continue
-        if found in MAKERS:
+        if found in makers:
             return True
     return False
 
 
 def list_names(tree: ast.AST) -> Iterator[str]:
-    """How the names of kernels begin: of all calls with both `name` and `source`."""
+    """How the names of kernels begin: the second arguments of `make_kernel`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            given = {keyword.arg: keyword.value for keyword in node.keywords}
-            if "source" in given and "input_names" in given:
-                name = given["name"]
-                first = name.values[0] if isinstance(name, ast.JoinedStr) else name
-                assert isinstance(first, ast.Constant), "a kernel's name begins with a constant"
-                yield str(first.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == OWN_MAKER:
+            name = node.args[1]
+            first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+            assert isinstance(first, ast.Constant), "a kernel's name begins with a constant"
+            yield str(first.value)
 
 
 def test_every_kernel_of_the_package_is_tested() -> None:
@@ -54,9 +53,10 @@ def test_every_kernel_of_the_package_is_tested() -> None:
     trees = {
         str(path.relative_to(PACKAGE)): ast.parse(text)
         for path, text in texts.items()
-        if any(maker in text for maker in MAKERS)
+        if any(maker in text for maker in (*MAKERS, OWN_MAKER))
     }
-    places = [path for path, tree in trees.items() if uses_a_maker(tree)]
+    assert [path for path, tree in trees.items() if uses_a_maker(tree)] == [ITS_PLACE], "use make_kernel"
+    places = [path for path, tree in trees.items() if uses_a_maker(tree, {OWN_MAKER})]
     assert places == list(KNOWN_PLACES), "test the new kernel in tests/metal, then name it here"
     assert {name for path in places for name in list_names(trees[path])} == KNOWN_NAMES
     assert all((PACKAGE.parent / test).is_file() for test in KNOWN_PLACES.values())
@@ -65,7 +65,7 @@ def test_every_kernel_of_the_package_is_tested() -> None:
 @pytest.mark.parametrize("source", ["mx.fast.metal_kernel(name='a')", "from x import cuda_kernel"])
 def test_a_new_kernel_is_seen(source: str) -> None:
     assert uses_a_maker(ast.parse(source)) and not uses_a_maker(ast.parse("attend_pages(kernel)"))
-    made = ast.parse("make(name=f'new_{x}', input_names=[], output_names=[], source=S)")
+    made = ast.parse("make_kernel(backend, f'new_{x}', [], [], SOURCE, HEADER)")
     assert list(list_names(made)) == ["new_"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from mlxrun.model.kernels import kernel_source
 from mlxrun.model.kv.paged import paged_batch
 from mlxrun.model.load_check import choose, text_ladder
-from mlxrun.model.load_check.operation_checks import KernelCheck
+from mlxrun.model.load_check.attention_checks import KernelCheck
 from tests.helpers import text_models
 from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo, mark_sweep

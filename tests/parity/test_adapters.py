@@ -18,8 +18,8 @@ import pytest
 from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.entry import AdapterSalt
-from mlxrun.model import lora
 from mlxrun.model.hooks.adapted_layers import RowAdapters
+from mlxrun.model.load_check import lora_checks
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
@@ -177,7 +177,7 @@ def test_logprobs_of_prompts_are_those_of_the_adapter(models: Callable[[str], Ad
 def test_a_model_whose_rows_cannot_be_mixed_computes_them_apart(
     models: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora, "is_mixing_exact", lambda adapter, numbers: False)
+    monkeypatch.setattr(lora_checks, "is_mixing_exact", lambda adapter, numbers: False)
     made = models("llama")
     engine = made.make_engine()
     assert engine.load_check is not None

@@ -31,7 +31,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.model.load import model_info
 from mlxrun.model.run.prompt_inputs import PromptInputs
-from mlxrun.model.vision import embedder
+from mlxrun.model.vision import embedder, media_processing
 from mlxrun.model.vision.image_units import Media, group_by_kind
 from mlxrun.model.vision.placeholders import FEATURE_TOKEN
 from tests.helpers import engine_driver, oracle, vision_models
@@ -164,7 +164,7 @@ def test_audio_in_the_prefix_cache(zoo: Zoo, family: str, monkeypatch: Patch) ->
     request = make_request(engine, family, "again", ("what is ", SHORT, " and tell me more"))
     event = engine_driver.run_requests(engine, [request])["again"]
     assert event.num_cached_tokens >= request.image_spans[-1][1]
-    monkeypatch.setattr(model_info, "compute_audio_digests", lambda *given: [b"the same"])
+    monkeypatch.setattr(media_processing, "compute_audio_digests", lambda *given: [b"the same"])
     engine = engine_driver.make_real_engine(zoo.omni(family), chunk=8)
     assert list_wrong(engine, zoo, family, [SHORT, OTHER]) == [1]
 
@@ -281,10 +281,10 @@ def test_a_job_with_every_kind_of_media_is_killed_and_resumed(tmp_path: Path, zo
 def test_the_media_of_a_prompt_are_told_apart() -> None:
     """The features of two audio have digests of their own, and others beside other audio."""
     features = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    both = model_info.compute_audio_digests({"input_features": features})
-    alone = model_info.compute_audio_digests({"input_features": features[:1]})
+    both = media_processing.compute_audio_digests({"input_features": features})
+    alone = media_processing.compute_audio_digests({"input_features": features[:1]})
     assert len({*both, *alone}) == 3
-    assert model_info.compute_audio_digests({"pixel_values": features}) == []
+    assert media_processing.compute_audio_digests({"pixel_values": features}) == []
 
 
 def test_arrays_of_audio_that_are_not_known_are_refused(zoo: Zoo, monkeypatch: Patch) -> None:

@@ -404,7 +404,10 @@ def test_a_closed_engine_holds_neither_the_model_nor_the_head(folder: Folder, mo
     engine_driver.run_requests(engine, list_asks()[:1])
     assert engine.scheduler.drafts.modelled.drafted
     source: Any = engine.scheduler.drafts.source._source
-    held = [weakref.ref(each) for each in (source, source.rows._head, source._caller.model)]
+    held = [
+        weakref.ref(each)
+        for each in (source, source.rows._head, engine_driver.get_runner(engine)._caller.model)
+    ]
     del source
     engine.close()
     gc.collect()

@@ -238,12 +238,10 @@ def test_a_preempted_answer_at_wrong_positions_is_found(
     engine = make_engine(zoo)
 
     class Forgetful(explicit_positions.PositionedModelCaller):
-        def prefill(
-            self, ids: mx.array, cache: Any, start: int, inputs: PromptInputs, model: Any = None
-        ) -> Any:
+        def prefill(self, ids: mx.array, cache: Any, start: int, inputs: PromptInputs) -> Any:
             if start:
                 inputs = replace(inputs, position_delta=0)
-            return super().prefill(ids, cache, start, inputs, model)
+            return super().prefill(ids, cache, start, inputs)
 
     engine_driver.get_runner(engine)._caller.__class__ = Forgetful
     with pytest.raises(AssertionError, match="logprobs|is not"):

@@ -29,6 +29,7 @@ from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
 from mlxrun.model.load import model_info
+from mlxrun.model.vision import media_processing
 from mlxrun.model.vision.features import ImageFeatures
 from tests.helpers import engine_driver, oracle, vision_models
 from tests.helpers.engine_driver import TimedRequest
@@ -164,9 +165,11 @@ def compare_again(engine: Engine, zoo: Zoo, family: str, videos: Sequence[tuple[
 
 def digest_the_set_of_frames(monkeypatch: Patch) -> None:
     """Two videos with the same frames in another order have one digest."""
-    original = model_info.compute_video_digest
+    original = media_processing.compute_video_digest
     order = lambda video: replace(video, frames=np.sort(video.frames, axis=0))  # noqa: E731
-    monkeypatch.setattr(model_info, "compute_video_digest", lambda video, key: original(order(video), key))
+    monkeypatch.setattr(
+        media_processing, "compute_video_digest", lambda video, key: original(order(video), key)
+    )
 
 
 def test_swapped_frames_are_found(zoo: Zoo, monkeypatch: Patch) -> None:

@@ -120,7 +120,7 @@ def _trace_model(
 
 
 def outline_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **_: Any
 ) -> mx.array:
     """An array like that of `compute_attention`, made by as large arrays. It waits where that evaluates."""
     rows, heads, length, _ = queries.shape

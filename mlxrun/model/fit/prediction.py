@@ -22,8 +22,8 @@ from mlxrun.model.load.footprint import (
     read_hidden_size,
 )
 from mlxrun.model.load.loader import choose_dtype
+from mlxrun.model.load_check.attention_checks import LONG
 from mlxrun.model.load_check.media_prompts import make_image_prompt
-from mlxrun.model.load_check.operation_checks import LONG
 from mlxrun.model.run.model_caller import VisionModelCaller
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kernels.kernel_source import make_kernel
 from mlxrun.model.machine.device import get_backend, uses_gpu
 
 MAX_THREADS = {"cuda": 1024, "metal": 512}  # of a block
@@ -197,17 +198,12 @@ def _compile(name: str, inputs: Sequence[str], outputs: Sequence[str], macros: M
 def compile_kernel(
     backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Sequence[tuple[str, str]]
 ) -> Any:
-    """A kernel of a layer with these macros; it is compiled when it first runs."""
-    make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    """A kernel of a layer with these macros."""
     defined = "".join(f"#define {macro} {value}\n" for macro, value in macros)
     digest = hashlib.blake2b(repr((inputs, macros)).encode(), digest_size=6).hexdigest()
-    return make(
-        name=f"layer_{name}_{digest}",
-        input_names=list(inputs),
-        output_names=list(outputs),
-        source=getattr(kernel_source, name.upper()),
-        header=f"{kernel_source.LAYER_HEADERS[backend]}\n{defined}",
-    )
+    source = getattr(kernel_source, name.upper())
+    header = f"{kernel_source.LAYER_HEADERS[backend]}\n{defined}"
+    return make_kernel(backend, f"layer_{name}_{digest}", inputs, outputs, source, header)
 
 
 KERNELS: LayerOperations = KernelOperations()

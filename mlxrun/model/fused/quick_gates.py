@@ -25,6 +25,7 @@ import numpy as np
 from mlxrun.model.fused.layouts import MLPLayout, read_mlp, try_to_read
 from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.hooks.quantized_layers import list_modules
+from mlxrun.model.machine.numpy_blocks import iterate_blocks, open_rows
 
 log = logging.getLogger(__name__)
 BOUND = 87.0  # a float32 has no exponentials of much larger and smaller numbers, which have that of this one
@@ -63,17 +64,13 @@ def multiply_gate(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def _apply_silu(gate: mx.array) -> bool:
-    """Turn numbers into their SiLU in place, in blocks that stay in the processor's cache. False if they lie
-    apart in memory, and are left as they are."""
-    mx.eval(gate)
-    view = np.array(gate, copy=False)  # the same memory, writable, as MLX documents
-    if not view.flags.c_contiguous:
+    """Turn numbers into their SiLU in place. False if they lie apart in memory, and are left as they are."""
+    rows = open_rows(gate)
+    if rows is None:
         return False
-    flat, scratch = view.reshape(-1), np.empty(BLOCK_NUMBERS, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(flat), BLOCK_NUMBERS):
-            block = flat[start : start + BLOCK_NUMBERS]
-            found = np.exp(np.negative(block, out=scratch[: len(block)]), out=scratch[: len(block)])
+        for block, found in iterate_blocks(rows, BLOCK_NUMBERS, scratch=1):
+            np.exp(np.negative(block, out=found), out=found)
             found += 1
             block /= found
     return True

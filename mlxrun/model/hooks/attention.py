@@ -3,7 +3,7 @@
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `hook_attention` routes that
 call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. While rows decode, a
 model sees the classes below as its cache, keys and mask. A model that looks inside them fails in the load
-check, except for those that logit_rule.py and derived_layers.py handle.
+check, except for those that logit_rule.py and soft_caps.py handle.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks import device_attention
 from mlxrun.model.hooks.device_attention import USUAL_ROWS
 from mlxrun.model.hooks.logit_rule import LogitRule, PositionLogits, TurnedParts, attend_arrays
+from mlxrun.model.hooks.rotary_angles import StepPositions
 from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantized
 from mlxrun.model.kv.ragged.row_group import RowGroup
 from mlxrun.model.machine.device import uses_cuda
@@ -117,11 +118,6 @@ def _select_rows(queries: mx.array, rule: LogitRule, start: int, stop: int) -> t
     if rule.positions is not None:
         rule = replace(rule, positions=rule.positions[start:stop])
     return queries[start:stop], rule
-
-
-class StepPositions(mx.array):
-    """The positions of a step's new tokens, int32 [rows]. No array of this class is changed in place, so what
-    was made of it can be kept (derived_layers.py)."""
 
 
 class StepCache:
@@ -286,8 +282,7 @@ def _attend(
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
     if _EngineAttention.check is not None:
         _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
-    more = {} if usual_rows is None else {"usual_rows": usual_rows}
-    return attend_plain(queries, keys, values, scale, mask, **more, **kwargs)
+    return attend_plain(queries, keys, values, scale, mask, usual_rows=usual_rows, **kwargs)
 
 
 def attend_plain(
@@ -303,8 +298,7 @@ def attend_plain(
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
         attend = _EngineAttention.on_cpu or device_attention.compute_attention
-        more = {} if usual_rows is None else {"usual_rows": usual_rows}
-        attended: mx.array = attend(queries, keys, values, scale, mask, **more)
+        attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)

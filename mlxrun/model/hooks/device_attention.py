@@ -20,6 +20,8 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.machine.numpy_blocks import Block, iterate_blocks, open_rows
+
 BLOCK_LOGITS = 1 << 21  # logits that are computed together: 8 MB
 MIN_QUERIES = 8  # in a block: matrix products of fewer rows are slow
 NUMPY_LOGITS = 1 << 17  # logits that NumPy makes several passes over
@@ -110,22 +112,19 @@ def _mask_logits(logits: mx.array, mask: mx.array, unit: float = 1.0) -> mx.arra
     return logits + mask.astype(mx.float32) * unit
 
 
-def _exponentiate(logits: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _exponentiate(logits: mx.array, *, causal: bool) -> Block:
     """Turn logits [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
-    mx.eval(logits)
-    view = np.array(logits, copy=False)  # the same memory, writable, as MLX documents
-    rows, width = view.shape[2:]
-    if causal and rows > 1:
-        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED_LOGIT
-    flat = view.reshape(-1, width, copy=False)
-    sums = np.empty((len(flat), 1), np.float32)
-    count = max(1, NUMPY_LOGITS // width)
-    for first in range(0, len(flat), count):
-        block = flat[first : first + count]
+    rows, (length, width) = open_rows(logits), logits.shape[2:]
+    assert rows is not None, "numbers of a product lie side by side"
+    if causal and length > 1:
+        newest = rows.reshape(-1, length, width)[..., -length:]
+        newest[:, ~np.tri(length, dtype=np.bool_)] = MASKED_LOGIT
+    sums = list[Block]()
+    for (block,) in iterate_blocks(rows, NUMPY_LOGITS):
         block -= block.max(axis=-1, keepdims=True)
         np.exp(block, out=block)
-        block.sum(axis=-1, keepdims=True, out=sums[first : first + count])
-    return sums.reshape(*view.shape[:-1], 1)
+        sums.append(block.sum(axis=-1, keepdims=True))
+    return np.concatenate(sums).reshape(*logits.shape[:-1], 1)
 
 
 def _sum_values(weights: mx.array, v: mx.array) -> mx.array:

@@ -19,18 +19,15 @@ from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.fused.quick_gates import hook_gates
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
-from mlxrun.model.hooks.derived_layers import (
-    hook_even_products,
-    hook_softcaps,
-    share_angles,
-    transpose_weights,
-)
+from mlxrun.model.hooks.derived_layers import hook_even_products, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.product_timing import ProductTimes
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
+from mlxrun.model.hooks.rotary_angles import share_angles
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
+from mlxrun.model.hooks.soft_caps import hook_softcaps
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.tower_blocks import hook_blocks
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights

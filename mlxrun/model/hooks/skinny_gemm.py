@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kernels.kernel_source import make_kernel
 from mlxrun.model.machine.device import get_backend
 
 # Rows that a kernel multiplies at most, and the tiles of 16 outputs that a block of it has: more tiles read
@@ -65,13 +66,10 @@ def multiply_evenly(layer: Any, x: mx.array) -> mx.array:
 
 @lru_cache(maxsize=4)
 def compile_kernel(backend: str, names: tuple[str, ...]) -> Any:
-    """The kernel for a weight of these arrays. It is compiled for each form of weights when it first runs."""
-    make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    """The kernel for a weight of these arrays. It is compiled for each form of weights."""
     quantized = len(names) > 1
-    return make(
-        name=f"skinny_gemm_{'quantized' if quantized else 'plain'}",
-        input_names=["x", *names],
-        output_names=["y"],
-        source=kernel_source.SKINNY_GEMM,
-        header=f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
+    form = "quantized" if quantized else "plain"
+    header = f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n"
+    return make_kernel(
+        backend, f"skinny_gemm_{form}", ["x", *names], ["y"], kernel_source.SKINNY_GEMM, header
     )

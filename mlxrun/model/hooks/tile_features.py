@@ -24,10 +24,6 @@ import numpy as np
 
 from mlxrun.model.hooks.derived_layers import mix_in
 
-_PACKED = ("mlx_vlm.models.llava_next.llava_next", "mlx_vlm.models.granite_vision.granite_vision")
-_LEADING = "mlx_vlm.models.paligemma.paligemma"
-_READ_BEYOND = "mlx_vlm.models.deepseek_vl_v2.deepseek_vl_v2"
-
 
 class _PackedTiles:
     """Before the methods of the library's model. `_resolutions`: [height, width] of images in tiles."""
@@ -140,18 +136,20 @@ class _LeadingImage:
         return made
 
 
+_FAMILIES: Mapping[str, type] = {
+    "mlx_vlm.models.llava_next.llava_next": _PackedTiles,
+    "mlx_vlm.models.granite_vision.granite_vision": _PackedTiles,
+    "mlx_vlm.models.deepseek_vl_v2.deepseek_vl_v2": _PaddedGrids,
+    "mlx_vlm.models.paligemma.paligemma": _LeadingImage,
+}
+
+
 def hook_tiles(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
     """Let a model of these families take images in tiles. Returns 1 if it is one. `checkpoint`: its
     config.json, of which mlx-vlm does not read the resolutions."""
-    module, resolutions = type(model).__module__, checkpoint.get("image_grid_pinpoints")
-    if module == _READ_BEYOND:
-        mix_in(model, _PaddedGrids, "Padded")
-        return 1
-    if module == _LEADING:
-        mix_in(model, _LeadingImage, "Leading")
-        return 1
-    if module in _PACKED and resolutions:
-        mix_in(model, _PackedTiles, "Packed")
-        model._resolutions = resolutions
-        return 1
-    return 0
+    mixin, resolutions = _FAMILIES.get(type(model).__module__), checkpoint.get("image_grid_pinpoints")
+    if mixin is None or (mixin is _PackedTiles and not resolutions):
+        return 0
+    mix_in(model, mixin, "Tiled")
+    model._resolutions = resolutions
+    return 1

@@ -43,13 +43,7 @@ from mlxrun.model.hooks.quantized_layers import (
     list_quantized,
 )
 from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_packed
-from mlxrun.model.machine.decisions import (
-    Decision,
-    Machine,
-    QuantizedWeights,
-    WeightsInMemory,
-    decide_weights,
-)
+from mlxrun.model.machine.decisions import Decision, WeightsInMemory, decide_weights
 from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
 
 log = logging.getLogger(__name__)
@@ -155,13 +149,13 @@ def plan_weights(
     # In reproducible mode the choice must not depend on what other processes use just now.
     usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
     limit = config.scheduler.memory_limit or usual_limit
-    quantized = QuantizedWeights(sum(count_weights(layer) for layer in layers) * dtype.size)
+    needed = sum(count_weights(layer) for layer in layers) * dtype.size
     quantizes = next(describe_quantization(model), None) is not None
     decided = decide_weights(
-        Machine(backend, limit), quantized if quantizes else None, limit, choice, config.engine.reproducible
+        backend, needed if quantizes else None, limit, choice, config.engine.reproducible
     )
     if decided.value == "refused":
-        raise _make_refusal(quantized.dequantized, limit)
+        raise _make_refusal(needed, limit)
     return layers, decided
 
 

@@ -1,4 +1,4 @@
-"""The sources of the custom kernels: the files beside this module, each one text for CUDA and Metal.
+"""The custom kernels. Their sources are the files beside this module, each one text for CUDA and Metal.
 
 The headers of each language define what the other one spells differently. Who compiles a kernel defines
 macros for its shape. Each file says in the comment at its top what its kernel computes, of what arrays.
@@ -10,7 +10,11 @@ rounded after each operation. A row's result does not depend on the rows beside 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
 
 PAGE = 256  # tokens of a page
 SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
@@ -34,3 +38,11 @@ _PLACES = _read("places")
 SPLIT, JOIN = _PLACES + _read("attention_split"), _PLACES + _read("attention_join")
 ADD_NORM, TURN, GATE = _PLACES + _read("add_norm"), _PLACES + _read("turn"), _PLACES + _read("gate")
 SKINNY_GEMM = _PLACES + _read("skinny_gemm")
+
+
+def make_kernel(
+    backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, header: str
+) -> Any:
+    """A kernel with arguments of these names. It is compiled when it first runs."""
+    make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    return make(name=name, input_names=list(inputs), output_names=list(outputs), source=source, header=header)

@@ -25,6 +25,7 @@ from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.load.load_progress import GROUP_BYTES
 from mlxrun.model.load.loader import choose_dtype
+from mlxrun.model.load.model_files import find_hidden_size
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_folder_entries
 from mlxrun.model.machine.device import get_memory_limit, uses_gpu
@@ -105,11 +106,8 @@ def _count_packed_bytes(array: mx.array, quantization: KVQuantization | None) ->
 
 def read_hidden_size(config: Mapping[str, Any]) -> int:
     """The hidden size of the model with this config; 4096 if the config does not say."""
-    for source in (config.get("text_config") or {}, config):
-        for key in ("hidden_size", "d_model", "n_embd", "dim"):
-            if isinstance(source.get(key), int):
-                return int(source[key])
-    return 4096
+    found = find_hidden_size(config)
+    return 4096 if found is None else found
 
 
 def count_weight_bytes(model: nn.Module) -> int:

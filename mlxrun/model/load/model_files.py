@@ -140,6 +140,15 @@ def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
     )
 
 
+def find_hidden_size(config: Mapping[str, Any]) -> int | None:
+    """The width of a model's hidden states; None if the config does not say."""
+    for source in (config.get("text_config") or {}, config):
+        for key in ("hidden_size", "d_model", "n_embd", "dim"):
+            if isinstance(source.get(key), int):
+                return int(source[key])
+    return None
+
+
 def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
     """ModelLoadError if the model has Python code in its folder, which the libraries would run, and the
     settings do not trust it."""

@@ -6,10 +6,7 @@ else. It implements mlxrun.api.text.model_info.ModelInfo.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import logging
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
-from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
+from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
@@ -50,29 +45,17 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
-from mlxrun.model.load.processor_files import digest_processor, list_arrays, load_processor
+from mlxrun.model.load.processor_files import digest_processor, load_processor
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
 from mlxrun.model.lora import check_adapter_files
 from mlxrun.model.pooling.pooled_model import read_pooled_model
 from mlxrun.model.transcription.speech_files import read_speech_model
-from mlxrun.model.vision.image_units import (
-    MediaRegion,
-    MediaTokens,
-    compute_audio_digests,
-    compute_video_digest,
-    find_regions,
-    group_by_kind,
-    list_video_arguments,
-    read_audio_sampling,
-    read_media_token,
-    read_video_sampling,
-)
-from mlxrun.model.vision.placeholders import FEATURE_TOKEN, find_placeholder
+from mlxrun.model.vision.media_processing import call_processor, make_prompt
+from mlxrun.model.vision.media_sampling import read_audio_sampling, read_video_sampling
 
 log = logging.getLogger(__name__)
-_ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)(?:, got (?P<got>[\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,91 +113,9 @@ class LoadedModelInfo:
     ) -> ProcessedPrompt:
         """Tokens and pixels of a rendered prompt with one placeholder for each image, video and audio.
         Thread-safe. MediaError if the processor refuses them."""
-        from mlx_vlm.utils import prepare_inputs
-
-        single = find_placeholder(self.config)
-        token = read_media_token(self.config, "image") if single is None else single.token
-        given: dict[str, Any] = {"images": list(images)} if images else {}
-        if audio:
-            given["audio"] = [each.samples for each in audio]
         with self._lock:  # a processor keeps padding settings on its tokenizer
-            try:
-                given |= list_video_arguments(videos)
-                made = prepare_inputs(self.processor, prompts=[text], image_token_index=token, **given)
-                arrays = list_arrays(self.processor, made)
-            except (ValueError, TypeError, IndexError, KeyError) as error:
-                reason = _explain_refusal(error)
-                name = PLURALS["video" if videos else "audio" if audio and not images else "image"]
-                raise MediaError(f"the model's processor refused the {name}: {reason}") from error
-        prompts = np.atleast_2d(arrays.pop("input_ids"))
-        if len(prompts) > 1:
-            raise MediaError(
-                f"the model's processor makes {len(prompts)} prompts of {len(images)} images: this model "
-                "takes one image in a prompt"
-            )
-        if any(key.startswith(("image_grid", "grid_")) and not np.all(arrays[key]) for key in arrays):
-            raise MediaError("an image is too small for this model: its processor makes no patch of it")
-        ids = tuple(int(i) for i in prompts[0])
-        for unused in ("attention_mask", "labels"):
-            arrays.pop(unused, None)
-        if audio and "audio" not in group_by_kind(arrays):
-            raise MediaError(f"the processor's arrays of audio are not known: {', '.join(sorted(arrays))}")
-        line_break = getattr(self.processor, "image_break_token_id", None)
-        tokens = MediaTokens.read(self.config, line_break, None if single is None else FEATURE_TOKEN)
-        if single is not None:
-            ids = single.expand(ids, arrays)
-        regions = find_regions(ids, tokens, arrays)
-        heard = sum(region.kind == "audio" for region in regions)
-        if heard != len(audio):
-            raise MediaError(f"the model's processor has places for {heard} of {len(audio)} audio parts")
-        return ProcessedPrompt(
-            ids,
-            tuple(span for region in regions for span in region.spans),
-            arrays,
-            self._digest_spans(
-                regions,
-                {
-                    "image": [compute_image_digest(image, self.processor_digest) for image in images],
-                    "video": [compute_video_digest(video, self.processor_digest) for video in videos],
-                    "audio": compute_audio_digests(arrays, self.processor_digest) if audio else [],
-                },
-            ),
-        )
-
-    def _digest_spans(
-        self, regions: Sequence[MediaRegion], own: Mapping[MediaKind, Sequence[bytes]]
-    ) -> tuple[bytes, ...]:
-        """A digest of each span: of its own medium where that is known, else of all in order. `own`: the
-        digests of each kind."""
-        kinds = [region.kind for region in regions]
-        if [kinds.count(kind) for kind in own] == list(map(len, own.values())):
-            take = {kind: iter(digests) for kind, digests in own.items()}
-            digests = [next(take[kind]) for kind in kinds]
-        else:
-            every = hashlib.blake2b(b"".join(itertools.chain(*own.values())), digest_size=16).digest()
-            digests = [every] * len(kinds)
-        spans = zip(digests, regions, strict=True)
-        return tuple(digest for digest, region in spans for _ in region.spans)
-
-
-def _explain_refusal(error: Exception) -> str:
-    """The text of an image processor's error; in our words where many processors have the same limit."""
-    found = _ASPECT_RATIO.search(str(error))
-    if found is None:
-        return str(error)
-    least, got = found["least"], found["got"]
-    size = f"{float(got):,.0f} times" if got else "too many times"
-    return f"a side of an image is {size} as long as the other; it must be less than {least} times"
-
-
-def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
-    """A 16-byte digest of an image's decoded pixels and of its processor's settings."""
-    found = hashlib.blake2b(settings, digest_size=16)
-    found.update(f"{image.mode} {image.size}".encode())
-    if image.mode in ("P", "PA"):
-        found.update(bytes(image.getpalette() or b""))
-    found.update(image.tobytes())
-    return found.digest()
+            arrays = call_processor(self.processor, self.config, text, images, videos, audio)
+        return make_prompt(self.processor, self.config, self.processor_digest, arrays, images, videos, audio)
 
 
 def load_model_info(

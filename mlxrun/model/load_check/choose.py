@@ -21,15 +21,16 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.media_names import KINDS
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
-from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
+from mlxrun.model.hooks.derived_layers import list_even
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
-from mlxrun.model.hooks.quantized_layers import forget_methods, use_row_products
+from mlxrun.model.hooks.quantized_layers import use_row_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.attention_checks import AttentionCheck
 from mlxrun.model.load_check.image_checks import check_images
 from mlxrun.model.load_check.long_reference import LongReference, make_long_reference
-from mlxrun.model.load_check.operation_checks import PRODUCTS_CHECK, AttentionCheck, check_products
+from mlxrun.model.load_check.product_checks import PRODUCTS_CHECK, check_products, forget_products
 from mlxrun.model.load_check.reference import REDUCED, CheckRun, Reference, list_windows
 from mlxrun.model.load_check.report import ComparedWindow, LoadCheck, LoadCheckReport
 from mlxrun.model.load_check.rounding import CheckLogits
@@ -109,8 +110,7 @@ def follow_report(caller: ModelCaller, report: LoadCheckReport) -> LoadCheckRepo
     if isinstance(caller, VisionModelCaller):
         caller.follow(report.refused, report.features_cached, report.separate)
     if any(check.name == PRODUCTS_CHECK and not check.passed for check in report.checks):
-        forget_methods(caller.model)
-        forget_even_products(caller.model)
+        forget_products(caller.model)
     report.log_failures()
     return replace(report, weights=caller.weights)
 

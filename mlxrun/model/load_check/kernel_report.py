@@ -15,7 +15,7 @@ from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kv.paged.attention_kernel import attend_pages
 from mlxrun.model.kv.paged.paged_cache import Attend
-from mlxrun.model.load_check.operation_checks import (
+from mlxrun.model.load_check.attention_checks import (
     LENGTHS,
     TIMED_ROWS,
     TIMED_TOKENS,
@@ -49,12 +49,12 @@ SHAPES = (
 )
 
 
-def measure_kernel(attend: Attend = attend_pages) -> list[dict[str, Any]]:
-    """A record of each shape and type: errors in units of the result's root mean square, microseconds of
-    `attend` and of the library. Empty on a CPU, where there is no kernel; an `error` where it fails."""
+def measure_kernel() -> list[dict[str, Any]]:
+    """A record of each shape and type: errors in units of the result's root mean square, microseconds of the
+    kernel and of the library. Empty on a CPU, where there is no kernel; an `error` where it fails."""
     if get_backend() == "cpu":
         return []
-    return [measure_shape(shape, dtype, attend) for shape in SHAPES for dtype in DTYPES]
+    return [measure_shape(shape, dtype, attend_pages) for shape in SHAPES for dtype in DTYPES]
 
 
 def measure_shape(shape: KernelShape, dtype: str, attend: Attend) -> dict[str, Any]:

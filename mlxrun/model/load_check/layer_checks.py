@@ -21,7 +21,7 @@ from mlxrun.model.fused.operations import (
     NormRule,
     choose_operations,
 )
-from mlxrun.model.load_check.operation_checks import FACTOR, LEAST, find_limit, measure_rms
+from mlxrun.model.load_check.attention_checks import FACTOR, LEAST, find_limit, measure_rms
 from mlxrun.model.load_check.report import LoadCheck, run_check
 from mlxrun.model.load_check.rounding import LogitDifference, widen
 

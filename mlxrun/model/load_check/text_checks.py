@@ -19,7 +19,7 @@ from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.kv.snapshot.snapshots import Payload, SnapshotCodec
-from mlxrun.model.load_check.operation_checks import KernelCheck
+from mlxrun.model.load_check.attention_checks import KernelCheck
 from mlxrun.model.load_check.reference import STEPS, Reference
 from mlxrun.model.load_check.rounding import CheckLogits
 from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch

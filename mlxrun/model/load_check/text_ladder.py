@@ -13,9 +13,9 @@ from typing import get_args
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.load_check.attention_checks import KernelCheck
 from mlxrun.model.load_check.layer_checks import LIBRARY_LAYERS, check_layers
 from mlxrun.model.load_check.long_reference import LongReference
-from mlxrun.model.load_check.operation_checks import KernelCheck
 from mlxrun.model.load_check.reference import Reference, list_windows
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import CheckLogits

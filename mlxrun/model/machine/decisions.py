@@ -42,14 +42,6 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedWeights:
-    """A model's quantized weights. `dequantized`: the bytes that they take as plain numbers. Experts on a GPU
-    are not counted, as they stay quantized. 0: nothing else is quantized."""
-
-    dequantized: int
-
-
-@dataclass(frozen=True, slots=True)
 class Decision(Generic[Value]):
     """A decision, and its reason in words."""
 
@@ -95,32 +87,33 @@ def decide_wired(machine: Machine, limit: int) -> Decision[int | None]:
 
 
 def decide_weights(
-    machine: Machine,
-    weights: QuantizedWeights | None,
+    backend: Backend,
+    dequantized: int | None,
     limit: int,
     choice: Literal["auto", "never", "always"] = "auto",
     reproducible: bool = False,
 ) -> Decision[WeightsInMemory]:
-    """The form of weights in memory. `weights`: None if none are quantized. `limit`: the memory limit, in
-    reproducible mode the one that does not depend on what is free.
+    """The form of weights in memory. `dequantized`: the bytes that quantized ones take as plain numbers,
+    None if none are quantized. Experts on a GPU are not counted, as they stay quantized. `limit`: the memory
+    limit, in reproducible mode the one that does not depend on what is free.
 
     A wrong choice costs memory, two to eight times that of the weights, or the time of slow products."""
-    if weights is None:
+    if dequantized is None:
         return Decision("plain", "nothing is quantized")
     if choice == "always":
         return Decision("held", "model.dequantize: always")
     untimed = "with engine.reproducible nothing is timed"
-    is_cpu = machine.backend == "cpu"
+    is_cpu = backend == "cpu"
     if choice == "never":
         if is_cpu and not reproducible:
             return Decision("timed_methods", "model.dequantize: never")
         return Decision("quantized", "model.dequantize: never")
-    if machine.backend == "metal":
+    if backend == "metal":
         # Nobody has measured it here. Wrong, and many rows take longer than they might.
         return Decision("quantized", "Metal multiplies them well, and its memory is shared")
-    needed, fits = weights.dequantized, weights.dequantized <= limit * HELD_SHARE
-    size = f"dequantized they take {format_rounded(needed)}, and the limit is {format_rounded(limit)}"
-    if not needed:
+    fits = dequantized <= limit * HELD_SHARE
+    size = f"dequantized they take {format_rounded(dequantized)}, and the limit is {format_rounded(limit)}"
+    if not dequantized:
         return Decision("quantized", "only experts are quantized, which decode as fast so")
     if reproducible:
         if not fits and limit:

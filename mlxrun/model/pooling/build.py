@@ -21,7 +21,7 @@ from mlxrun.core.step_plan import MAX_ROWS, PoolingBatch
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_tensors
-from mlxrun.model.load.weight_check import is_float
+from mlxrun.model.load.weight_check import is_float, load_checked_weights
 from mlxrun.model.pooling.encoders import BertEncoder, ModernBertEncoder, rename_weight
 from mlxrun.model.pooling.pooled_model import ANSWERS, is_sigmoid, read_sentence_config
 from mlxrun.model.pooling.pooler import HEADS, AnswerHead, EmbeddingHead, RelevanceHead, VectorHead
@@ -146,23 +146,11 @@ def load_encoder(
         model: nn.Module = encoder(config)
     except KeyError as error:
         raise ModelLoadError(f"{folder}/config.json: {error.args[0]} is missing") from error
-    wanted = {name: value.shape for name, value in tree_flatten(model.parameters())}
-    given = {name: value.shape for name, value in weights.items()}
-    wrong = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - given.keys())),
-        *(
-            f"{name} has shape {given[name]}, not {shape}"
-            for name, shape in sorted(wanted.items())
-            if given.get(name, shape) != shape
-        ),
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ModelLoadError(f"{folder}: the weights do not fit the config: {'; '.join(wrong[:3])}{more}")
-    unknown = sorted(given.keys() - wanted.keys())
+    wanted = dict(tree_flatten(model.parameters()))
+    unknown = sorted(weights.keys() - wanted.keys())
     if unknown:
         log.warning("%s: %d tensors are not used, such as %s", folder, len(unknown), unknown[0])
-    model.load_weights([(name, weights[name]) for name in wanted])
+    load_checked_weights(model, {name: weights[name] for name in wanted if name in weights}, folder)
     model.eval()
     mx.eval(model.parameters(), head)
     return model, head

@@ -21,6 +21,7 @@ import numpy as np
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.hooks.device_attention import compute_attention
+from mlxrun.model.machine.numpy_blocks import Block, iterate_blocks, open_rows
 from mlxrun.model.pooling.pooled_model import get_first_position
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB
@@ -36,18 +37,15 @@ def compute_gelu(x: mx.array) -> mx.array:
     once and may be written into `x`, which nothing else may use."""
     if x.dtype != mx.float32 or mx.default_device() != mx.cpu:
         return nn.gelu(x)
-    mx.eval(x)
-    view = np.array(x, copy=False)  # the same memory, writable, as MLX documents
-    rows = view.reshape(-1, view.shape[-1])
-    count = max(1, BLOCK_NUMBERS // rows.shape[1])
-    size, tail = (np.empty((min(count, len(rows)), rows.shape[1]), np.float32) for _ in range(2))
-    for start in range(0, len(rows), count):
-        block = rows[start : start + count]
-        _subtract_tail(block, size[: len(block)], tail[: len(block)])
-    return x if np.may_share_memory(rows, view) else mx.array(rows).reshape(x.shape)
+    rows = open_rows(x)
+    if rows is None:  # its numbers lie apart
+        return compute_gelu(mx.contiguous(x))
+    for block, size, tail in iterate_blocks(rows, BLOCK_NUMBERS, scratch=2):
+        _subtract_tail(block, size, tail)
+    return x
 
 
-def _subtract_tail(block: np.ndarray, size: np.ndarray, tail: np.ndarray) -> None:
+def _subtract_tail(block: Block, size: Block, tail: Block) -> None:
     """Turn numbers into their GELU: max(x, 0) - |x| * P(X > |x|). The others are scratch."""
     np.abs(block, out=size)
     np.minimum(size, LAST_TAIL, out=size)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import PooledModel
-from mlxrun.model.load.model_files import read_json, read_json_list
+from mlxrun.model.load.model_files import find_hidden_size, read_json, read_json_list
 
 ANSWERS = ("yes", "no")  # of a reranker that generates
 _POSITIONS = "max_position_embeddings"
@@ -108,11 +108,10 @@ def _check_causal(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _read_width(folder: Path, config: Mapping[str, Any]) -> int:
-    for source in (config.get("text_config") or {}, config):
-        for key in ("hidden_size", "d_model", "n_embd", "dim"):
-            if isinstance(source.get(key), int):
-                return int(source[key])
-    raise ModelLoadError(f"{folder}/config.json has no hidden_size")
+    found = find_hidden_size(config)
+    if found is None:
+        raise ModelLoadError(f"{folder}/config.json has no hidden_size")
+    return found
 
 
 def _read_max_tokens(

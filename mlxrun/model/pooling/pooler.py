@@ -158,9 +158,7 @@ class AnswerHead:
         """Scores [B, 1] in float32 of the states [B, D] of last tokens."""
         ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._caller.make_cache()
         hidden = pooled[:, None].astype(self._dtype)
-        logits = self._hook.compute_logits(
-            hidden, lambda model: self._caller.prefill(ids, cache, 0, TEXT_ONLY, model)
-        )
+        logits = self._hook.compute_logits(hidden, lambda caller: caller.prefill(ids, cache, 0, TEXT_ONLY))
         answers = logits[:, 0, self._ids].astype(mx.float32)
         return mx.softmax(answers, axis=-1)[:, :1]
 

@@ -77,7 +77,7 @@ class DecoderStates:
         """States [B, stop - start, D]. Fills the caches."""
         ids = [row[start:stop] for row in state.ids]
         forward = PrefillForward(ids, state.cache, start, TEXT_ONLY, ())
-        return self._hook.compute_hidden(lambda model: forward.call(self._caller, model))
+        return self._hook.compute_hidden(forward.call)
 
 
 class EncoderStates:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import mlx.core as mx
@@ -32,7 +32,7 @@ TRIAL_SLICES = ((0, 3), (3, 7))
 TOLERANCE = {mx.float32: 1e-3}
 OTHER_TOLERANCE = 0.1  # of other types
 
-CallModel = Callable[[nn.Module], mx.array]  # calls the given model, and returns its logits
+Call = Callable[[ModelCaller], mx.array]  # calls the model of the given caller, and returns its logits
 
 
 class _Trunk:
@@ -57,11 +57,14 @@ class _Trunk:
 
 
 class HiddenStateHook:
-    """`path`: attributes that lead from the model to its trunk. `model`: the copy."""
+    """`path`: attributes that lead from a caller's model to its trunk. `caller`: a copy of that caller, which
+    calls the copy of the model."""
 
-    def __init__(self, model: nn.Module, path: tuple[str, ...]) -> None:
-        self.path = path
-        self.model = parent = copy.copy(model)
+    def __init__(self, caller: ModelCaller, path: tuple[str, ...]) -> None:
+        self.path, self.caller = path, copy.copy(caller)
+        place = next(key for key, value in vars(caller).items() if value is caller.text_model)
+        parent = copy.copy(caller.text_model)
+        setattr(self.caller, place, parent)
         for name in path[:-1]:
             child = copy.copy(parent[name])
             parent[name] = child
@@ -74,32 +77,25 @@ class HiddenStateHook:
         """The model's own trunk."""
         return self._trunk.original
 
-    def apply(self, caller: ModelCaller) -> ModelCaller:
-        """A caller that calls the copy."""
-        copied = copy.copy(caller)
-        name = next(key for key, value in vars(caller).items() if value is caller.text_model)
-        setattr(copied, name, self.model)
-        return copied
-
-    def record(self, call: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
+    def record(self, call: Call) -> tuple[mx.array, mx.array]:
         """The result of `call`, and the hidden states [B, n, D] of the tokens for which it calls the copy."""
         self._trunk.recorded = []
         try:
-            output = call()
+            output = call(self.caller)
             parts = self._trunk.recorded
             return output, parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
         finally:
             self._trunk.recorded = []
 
-    def compute_hidden(self, call: CallModel) -> mx.array:
+    def compute_hidden(self, call: Call) -> mx.array:
         """Hidden states [B, n, D] of the tokens for which `call` calls the model. No logits are computed."""
-        return self.record(lambda: call(self.model))[1]
+        return self.record(call)[1]
 
-    def compute_logits(self, hidden: mx.array, call: CallModel) -> mx.array:
+    def compute_logits(self, hidden: mx.array, call: Call) -> mx.array:
         """Logits of these hidden states. `call` calls the model for as many tokens."""
         self._trunk.replayed = hidden
         try:
-            return call(self.model)
+            return call(self.caller)
         finally:
             self._trunk.replayed = None
 
@@ -110,7 +106,7 @@ def find_hidden_hook(caller: ModelCaller) -> HiddenStateHook | None:
     expected = caller.prefill(ids, caller.make_cache(), 0, TEXT_ONLY)
     for path in iterate_paths(caller.text_model):
         try:
-            hook = HiddenStateHook(caller.text_model, path)
+            hook = HiddenStateHook(caller, path)
             if _is_faithful(hook, caller, ids, expected):
                 return hook
         except Exception as error:  # a library's model may raise anything for what it was not made for
@@ -132,18 +128,22 @@ def _is_faithful(hook: HiddenStateHook, caller: ModelCaller, ids: mx.array, expe
     """Whether slices of hidden states that are narrower than the logits give the same logits, and leave the
     caches as they are: else a layer comes after them."""
     cache = caller.make_cache()
-    hidden = hook.compute_hidden(lambda model: caller.prefill(ids, cache, 0, TEXT_ONLY, model))
+    hidden = hook.compute_hidden(lambda own: own.prefill(ids, cache, 0, TEXT_ONLY))
     if hidden.shape[:2] != ids.shape or hidden.shape[-1] >= expected.shape[-1]:
         return False
     before = _identify_contents(cache)
     slices = []
     for start, stop in TRIAL_SLICES:
-        call = partial(caller.prefill, ids[:, start:stop], cache, start, TEXT_ONLY)
+        call = methodcaller("prefill", ids[:, start:stop], cache, start, TEXT_ONLY)
         slices.append(hook.compute_logits(hidden[:, start:stop], call))
     if _identify_contents(cache) != before:
         return False
-    found = mx.concatenate(slices, axis=1).astype(mx.float32)
-    wanted = expected.astype(mx.float32)
+    return is_rounding(mx.concatenate(slices, axis=1), expected)
+
+
+def is_rounding(found: mx.array, expected: mx.array) -> bool:
+    """Whether logits differ by rounding only from those that are expected."""
+    found, wanted = found.astype(mx.float32), expected.astype(mx.float32)
     limit = TOLERANCE.get(expected.dtype, OTHER_TOLERANCE)
     return bool(mx.max(mx.abs(found - wanted)).item() <= limit * mx.std(wanted).item())
 

@@ -142,17 +142,9 @@ class ModelCaller:
             inputs = self.encode_part(inputs, whole=True)
         return inputs
 
-    def prefill(
-        self,
-        ids: mx.array,
-        cache: list[Any],
-        start: int,
-        inputs: PromptInputs,
-        model: nn.Module | None = None,
-    ) -> mx.array:
-        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n. Fills `cache`. `model`:
-        called instead of `text_model` (hidden_hook.py)."""
-        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache)
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
+        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n. Fills `cache`."""
+        logits: mx.array = self.text_model(ids, cache=cache)
         return logits
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
@@ -255,26 +247,19 @@ class VisionModelCaller(ModelCaller):
     def encode_part(self, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
         return replace(self._images.encode_part(inputs, whole), token_types=inputs.token_types)
 
-    def prefill(
-        self,
-        ids: mx.array,
-        cache: list[Any],
-        start: int,
-        inputs: PromptInputs,
-        model: nn.Module | None = None,
-    ) -> mx.array:
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         stop = start + ids.shape[1]
         assert inputs.ready is None or stop <= inputs.ready, "images of these tokens are not encoded"
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
         if start < prompt < stop:  # a preempted row: its answer so far has token ids only
-            self.prefill(ids[:, : prompt - start], cache, start, inputs, model)
-            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs, model)
+            self.prefill(ids[:, : prompt - start], cache, start, inputs)
+            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
         extra = self.slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
             extra["position_ids"] = self._arrange_axes(mx.broadcast_to(positions, (3, *ids.shape)))
         self.embedder.forget_positions()
-        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
+        logits: mx.array = self.text_model(ids, cache=cache, **extra).logits
         return logits
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.core.step_plan import PrefillChunk, PromptLogprobs
@@ -75,11 +74,11 @@ class PrefillForward:
     adapters: Sequence[int]
     layers: int = 0
 
-    def call(self, caller: ModelCaller, model: nn.Module | None = None) -> mx.array:
-        """Logits [rows, n, V]. `model`: see ModelCaller.prefill."""
+    def call(self, caller: ModelCaller) -> mx.array:
+        """Logits [rows, n, V]."""
         rows = caller.row_adapters.use(self.adapters)
         with caller.use_attention(self.layers), bound_transients(), rows:
-            return caller.prefill(mx.array(self.ids), self.cache, self.start, self.inputs, model)
+            return caller.prefill(mx.array(self.ids), self.cache, self.start, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +145,9 @@ class PromptLogprobReader:
     ) -> LogprobForward:
         def compute_logits(hidden: mx.array, ids: list[int], adapters: Sequence[int]) -> mx.array:
             part = PrefillForward([ids], forward.cache, forward.start, forward.inputs, adapters)
-            return hook.compute_logits(hidden[None], lambda model: part.call(self._caller, model))[0]
+            return hook.compute_logits(hidden[None], part.call)[0]
 
-        hidden = hook.compute_hidden(lambda model: forward.call(self._caller, model))
+        hidden = hook.compute_hidden(forward.call)
         flat, ids = hidden.reshape(-1, hidden.shape[-1]), [token for row in forward.ids for token in row]
         adapters = [number for number in forward.adapters for _ in forward.ids[0]]
         slices = []

@@ -73,7 +73,7 @@ class ModelRunner:
         self._rows: dict[str, RunningRow] = {}
         self._decoder = DecodeRunner(self._caller, self._vocab, self._methods, self._mtp)
         if self._mtp is not None:
-            self._mtp.keep_only(())
+            self._mtp.rows.keep_only(())
         self._launched = LaunchedStep()
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class ModelRunner:
         }
         self._decoder.remove(set(plan.free).intersection(plan.decode))
         if self._mtp is not None:
-            self._mtp.keep_only(self._rows.keys())
+            self._mtp.rows.keep_only(self._rows.keys())
         self._steps += 1
         is_due = self._steps % CLEAR_EVERY == 0
         if plan.clear_pool or (is_due and mx.get_cache_memory() > POOL_LIMIT):

@@ -99,25 +99,18 @@ class PositionedModelCaller(ModelCaller):
 
     def __init__(self, caller: ModelCaller) -> None:
         super().__init__(caller.model, caller.weights, caller.row_adapters)
-        self.num_ropes = position_ropes(caller.model)
+        position_ropes(caller.model)
 
-    def prefill(
-        self,
-        ids: mx.array,
-        cache: list[Any],
-        start: int,
-        inputs: PromptInputs,
-        model: nn.Module | None = None,
-    ) -> mx.array:
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         if inputs.positions is None:
-            return super().prefill(ids, cache, start, inputs, model)
+            return super().prefill(ids, cache, start, inputs)
         stop, known = start + ids.shape[1], inputs.positions.shape[0]
         positions = inputs.positions[start:stop]
         if stop > known:  # a preempted row: its answer so far goes on behind the whole prompt
             answer = mx.arange(max(start, known), stop, dtype=mx.int32) + inputs.position_delta
             positions = mx.concatenate([positions, answer])
         with use_positions(positions):
-            return super().prefill(ids, cache, start, inputs, model)
+            return super().prefill(ids, cache, start, inputs)
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
         rows = positions if isinstance(positions, mx.array) else mx.array(positions, dtype=mx.int32)
@@ -198,16 +191,14 @@ class PositionCheck:
             self._caller.prefill(mx.array([ids]), cache, start, inputs)
         methods = replace(self._methods, quantization=None)
         batch = make_decode_batch(self._caller.make_cache(), methods, compiled_at_once=True)
-        beside = JoiningRow("0", LENGTHS[0] - 1, self._reference.copy_filled(0))
-        batch.update({"0", "1"}, [beside, JoiningRow("1", len(kept) - 1, cache)])
+        batch.update({"0", "1"}, [self._reference.make_row(0), JoiningRow("1", len(kept) - 1, cache)])
         logits: CheckLogits = {}
         for step in range(STEPS + 1):
             order = [int(rid) for rid in batch.ids]
-            tokens = mx.array([self._read_token(row, step) for row in order])
+            tokens = [self._read_token(row, step) for row in order]
             places = [LENGTHS[row] - 1 + step for row in order]
-            found = batch.forward(self._caller.decode, tokens, places)
+            found = self._reference.forward(batch, tokens, places)
             logits |= {(row, step): found[index] for index, row in enumerate(order) if row == 1}
-            mx.eval(found, *batch.list_state_arrays())
         return logits
 
     def _compute_runs(self) -> CheckLogits:

@@ -135,7 +135,7 @@ def load_mtp_source(
     if hook is None or embed is None:
         return "the model's hidden states and embeddings were not found"
     ids, cache = mx.array([[1]]), target.make_cache()
-    _, states = hook.record(lambda: target.prefill(ids, cache, 0, TEXT_ONLY, hook.model))
+    _, states = hook.record(lambda caller: caller.prefill(ids, cache, 0, TEXT_ONLY))
     hidden = states[0]  # [1, D]
     head = load_mtp_head(model_info, found, hidden.dtype)
     if head.width != hidden.shape[-1]:

@@ -8,7 +8,7 @@ it when the scheduler asks for drafts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,6 @@ class MTPSource:
         launch_first: bool = False,
         compiled: bool = False,
     ) -> None:
-        self._caller, self._recording_caller = caller, hook.apply(caller)
         self._hook = hook
         self._vocab = vocab
         self.max_tokens = max_tokens
@@ -66,7 +65,7 @@ class MTPSource:
 
         def predict(hidden: mx.array) -> mx.array:
             ids = mx.zeros(hidden.shape[:2], mx.int32)
-            return hook.compute_logits(hidden, lambda model: caller.prefill(ids, unused, 0, TEXT_ONLY, model))
+            return hook.compute_logits(hidden, lambda own: own.prefill(ids, unused, 0, TEXT_ONLY))
 
         self.rows = MTPRows(head, embed, predict, launch_first=launch_first, compiled=compiled)
 
@@ -105,16 +104,16 @@ class MTPSource:
 
     def call_prefill(self, forward: PrefillForward) -> tuple[mx.array, mx.array]:
         """Logits [rows, n, V] and hidden states [rows, n, D] of a forward of prompts."""
-        return self._hook.record(lambda: forward.call(self._caller, self._hook.model))
+        return self._hook.record(forward.call)
 
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
         """As `ModelCaller.make_decode`, with the hidden states after the logits, [B, 1, V + D], so that a
         compiled forward returns both."""
-        plain = self._recording_caller.make_decode(numbers)
+        plain = self._hook.caller.make_decode(numbers)
         if self._decodes is None or self._decodes[0] != plain:  # a compiled forward knows it by its identity
 
             def decode(*args: Any) -> mx.array:
-                logits, hidden = self._hook.record(lambda: plain(*args))
+                logits, hidden = self._hook.record(lambda _: plain(*args))
                 return mx.concatenate([logits, hidden.astype(logits.dtype)], axis=-1)
 
             self._decodes = plain, decode
@@ -145,10 +144,6 @@ class MTPSource:
     ) -> None:
         """See MTPRows."""
         self._guard(lambda: self.rows.read_step(request_ids, hidden, tokens, counts, kept))
-
-    def keep_only(self, request_ids: Collection[str]) -> None:
-        """See MTPRows."""
-        self.rows.keep_only(request_ids)
 
     def _guard(self, call: Callable[[], None]) -> None:
         if self._error is not None:

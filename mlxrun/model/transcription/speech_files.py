@@ -15,15 +15,10 @@ WHISPER_RATE = 16_000
 _MULTILINGUAL = 51_865  # tokens; English-only models of Whisper have fewer
 
 
-def is_transcriber(config: Mapping[str, Any]) -> bool:
-    """Whether a model with this config transcribes sound, and does nothing else."""
-    return config.get("model_type") == "whisper"
-
-
 def read_speech_model(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> SpeechModel | None:
     """What the model takes, None if it does not transcribe. ModelLoadError if it cannot be loaded with these
     settings, or if mlx-audio is missing."""
-    if not is_transcriber(config):
+    if config.get("model_type") != "whisper":
         return None
     if settings.kind != "auto":
         raise ModelLoadError(f"model.kind: {settings.kind}, but {folder} transcribes sound (whisper)")

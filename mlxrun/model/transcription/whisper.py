@@ -25,10 +25,12 @@ from mlx_audio.utils import apply_quantization, load_weights
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcription import Recording, TimedWord, Transcript, TranscriptSegment
+from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.loader import choose_dtype
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.weight_check import load_checked_weights
 
 # What the library's `generate` does by default.
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -82,7 +84,7 @@ class WhisperRunner:
     """Transcribes recordings with a loaded model. `nbytes`: of its weights."""
 
     def __init__(self, model: Any) -> None:
-        self.nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+        self.nbytes = count_weight_bytes(model)
         self._model = model
 
     def start(self, recording: Recording) -> WindowState:
@@ -247,11 +249,8 @@ def load_whisper(settings: ModelSettings, info: LoadedModelInfo) -> WhisperRunne
         model = Model(ModelConfig.from_dict(dict(info.config)), dtype)
         weights = model.sanitize(load_weights(info.folder))
         apply_quantization(model, dict(info.config), weights, None)
-        wanted = {name: value.shape for name, value in tree_flatten(model.parameters())}
-        wrong = sorted(name for name in wanted if name not in weights or weights[name].shape != wanted[name])
-        if wrong:
-            raise ValueError(f"{len(wrong)} tensors are missing or of another shape, such as {wrong[0]}")
-        model.load_weights([(name, weights[name]) for name in wanted])
+        wanted = dict(tree_flatten(model.parameters()))
+        load_checked_weights(model, {name: weights[name] for name in wanted if name in weights}, info.folder)
     except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise ModelLoadError(f"{info.folder}: the model cannot be loaded: {error}") from error
     model.eval()

@@ -24,6 +24,7 @@ from mlxrun.model.vision.image_units import (
 
 log = logging.getLogger(__name__)
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+_GRIDS = ("image_grid_thw", VIDEO_GRID)
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds")
@@ -60,7 +61,6 @@ class Embedder:
             return self._embed_each_kind(np.array(prompt), media, groups)
         ids = mx.array([list(prompt)])
         given = make_arrays(media)
-        grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
         pixels = given.pop("pixel_values", None)
         self.forget_positions()
         features = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
@@ -77,7 +77,7 @@ class Embedder:
         mask = None if visual is None else np.array(visual).reshape(-1)[: len(prompt)]
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
-            positions, delta = self._compute_positions(ids, grids)
+            positions, delta = self._compute_positions(ids, media)
         if features.pos_hw is not None:  # places in an image, as the last two axes
             positions = mx.concatenate([positions[None], mx.moveaxis(features.pos_hw, -1, 0)])
         positions, delta = self.read_positions(positions, delta, len(prompt))
@@ -108,10 +108,8 @@ class Embedder:
         first = next(iter(made.values()))
         positions, delta = first.positions, first.position_delta
         if self.mrope:
-            grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
-            positions, delta = self.read_positions(
-                *self._compute_positions(mx.array(ids[None]), grids), len(ids)
-            )
+            found = self._compute_positions(mx.array(ids[None]), media)
+            positions, delta = self.read_positions(*found, len(ids))
         embeds, per_layer = first.embeds, first.per_layer
         for kind, inputs in made.items():
             chosen = mx.array(places[kind])
@@ -163,25 +161,25 @@ class Embedder:
         mask = mx.ones_like(ids)
         features = self.model.get_input_embeddings(ids, None, mask=mask)
         position_ids, delta = features.position_ids, features.rope_deltas
-        grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
-        has_grid = any(grid is not None for grid in grids)
+        has_grid = not media.keys().isdisjoint(_GRIDS)
         if (has_grid or position_ids is None) and hasattr(self._language, "get_rope_index"):
-            position_ids, delta = self._compute_positions(ids, grids)
+            position_ids, delta = self._compute_positions(ids, media)
         positions, shift = self.read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 
-    def _compute_positions(self, ids: mx.array, grids: Sequence[mx.array | None]) -> tuple[mx.array, Any]:
+    def _compute_positions(self, ids: mx.array, media: Media) -> tuple[mx.array, Any]:
         """Positions [3, 1, L] or [1, L], and the offset of later ones. Images without a grid have those of
         text; not every language model then has what its `get_rope_index` reads."""
-        if all(grid is None for grid in grids):
+        if media.keys().isdisjoint(_GRIDS):
             return mx.arange(ids.shape[1])[None], None
-        return self._call_rope_index(ids, grids)
+        return self._call_rope_index(ids, *(mx.array(media[k]) if k in media else None for k in _GRIDS))
 
-    def _call_rope_index(self, ids: mx.array, grids: Sequence[mx.array | None]) -> tuple[mx.array, Any]:
+    def _call_rope_index(
+        self, ids: mx.array, images: mx.array | None = None, videos: mx.array | None = None
+    ) -> tuple[mx.array, Any]:
         """What the library's function returns, which does not take the same in every family."""
         call = self._language.get_rope_index
-        names = ("image_grid_thw", "video_grid_thw", "attention_mask")
-        given = dict(zip(names, (*grids, mx.ones_like(ids)), strict=True))
+        given = dict(zip((*_GRIDS, "attention_mask"), (images, videos, mx.ones_like(ids)), strict=True))
         taken = inspect.signature(call).parameters
         positions, delta = call(ids, **{name: value for name, value in given.items() if name in taken})
         return mx.moveaxis(positions, -1, 0) if self.axes_last else positions, delta
@@ -191,7 +189,7 @@ class Embedder:
         if not hasattr(self._language, "get_rope_index"):
             return False
         try:
-            shape = self._call_rope_index(ids, (None, None))[0].shape
+            shape = self._call_rope_index(ids)[0].shape
             self.axes_last = shape == (*ids.shape, 3)
             return len(shape) > 2
         except Exception:  # of the library, for a text; the checks at load find out

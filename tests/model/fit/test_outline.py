@@ -86,7 +86,7 @@ def test_attention_in_outline_has_the_shape_of_attention(monkeypatch: pytest.Mon
     queries, keys, values = mx.zeros((2, 4, 5, 8)), mx.zeros((2, 2, 7, 8)), mx.zeros((2, 2, 7, 6))
     assert outline_attention(queries, keys, values, 1.0, "causal").shape == (2, 4, 5, 6)
     called: list[str] = []
-    monkeypatch.setattr(module, "outline_attention", lambda q, *_: called.append("outline") or q)
+    monkeypatch.setattr(module, "outline_attention", lambda q, *_, **__: called.append("outline") or q)
     from mlxrun.model.hooks.attention import attend_plain
 
     if mx.default_device() != mx.cpu:

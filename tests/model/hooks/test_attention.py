@@ -61,7 +61,7 @@ def test_offsets_are_an_array_and_an_int(cache_class: type) -> None:
     assert type(cache._offset) is int and cache._offset == 4
 
 
-NO_SEAM = ("mamba2", "gemma2")  # no attention; scores with a soft cap, see derived_layers.py
+NO_SEAM = ("mamba2", "gemma2")  # no attention; scores with a soft cap, see soft_caps.py
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from mlxrun.model.fused.operations import ArrayOperations, HeadRule, NormRule
 from mlxrun.model.hooks import derived_layers, install, skinny_gemm
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.load_check import choose, layer_checks, text_ladder
+from mlxrun.model.load_check.attention_checks import KernelCheck
 from mlxrun.model.load_check.layer_checks import check_layers
-from mlxrun.model.load_check.operation_checks import KernelCheck
 from mlxrun.model.run import compute_methods
 from tests.helpers.fused_models import make_caller
 from tests.helpers.load_check_driver import list_failed, probe_model

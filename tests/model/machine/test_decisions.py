@@ -9,7 +9,6 @@ import pytest
 from mlxrun.model.machine.decisions import (
     Decision,
     Machine,
-    QuantizedWeights,
     decide_kernel,
     decide_memory_limit,
     decide_pool,
@@ -100,7 +99,7 @@ def test_what_metal_wires_is_never_more_than_it_recommends() -> None:
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_settings_go_before_everything(machine: Machine, reproducible: bool) -> None:
     def decide(choice: Any) -> str:
-        return decide_weights(machine, QuantizedWeights(GB), 100 * GB, choice, reproducible).value
+        return decide_weights(machine.backend, GB, 100 * GB, choice, reproducible).value
 
     assert decide("always") == "held"
     timed = machine is CPU and not reproducible
@@ -112,7 +111,7 @@ def test_settings_go_before_everything(machine: Machine, reproducible: bool) -> 
 @pytest.mark.parametrize("limit", [0, GB, 10**12])
 def test_reproducible_decisions_time_nothing(machine: Machine, needed: int, limit: int) -> None:
     """And give a form of one rounding whatever the memory, or none."""
-    found = decide_weights(machine, QuantizedWeights(needed), limit, reproducible=True).value
+    found = decide_weights(machine.backend, needed, limit, reproducible=True).value
     usual = "quantized" if machine is MAC or not needed else "held"
     assert found == usual or (found == "refused" and needed > limit / 2 > 0)
     assert decide_kernel(machine.backend, reproducible=True).value in ("none", "checked")

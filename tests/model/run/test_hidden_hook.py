@@ -48,9 +48,9 @@ def test_the_model_itself_stays_as_it_is(zoo: Zoo) -> None:
     hook = find_hidden_hook(caller)
     assert hook is not None and dict(caller.model) == before and caller.model.model is trunk
     ids = mx.array([[5, 6, 7]])
-    hidden = hook.compute_hidden(lambda model: caller.prefill(ids, caller.make_cache(), 0, TEXT_ONLY, model))
+    hidden = hook.compute_hidden(lambda own: own.prefill(ids, caller.make_cache(), 0, TEXT_ONLY))
     logits = caller.prefill(ids, caller.make_cache(), 0, TEXT_ONLY)
-    last = hook.compute_logits(hidden[:, 2:], lambda model: model(ids[:, 2:]))
+    last = hook.compute_logits(hidden[:, 2:], lambda own: own.text_model(ids[:, 2:]))
     assert mx.allclose(last[0, 0], logits[0, 2], atol=1e-5).item()
 
 
@@ -87,6 +87,6 @@ def test_a_part_after_which_layers_come_is_refused(zoo: Zoo, monkeypatch: pytest
 
 def test_recorded_states_do_not_stay(zoo: Zoo) -> None:
     caller = load(zoo.text("llama"))
-    hook = HiddenStateHook(caller.model, ("model",))
-    hook.compute_hidden(lambda model: model(mx.array([[1, 2]])))
+    hook = HiddenStateHook(caller, ("model",))
+    hook.compute_hidden(lambda own: own.text_model(mx.array([[1, 2]])))
     assert hook._trunk.recorded == [] and hook._trunk.replayed is None

@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_are_named(
     else:
         weights[name] = mx.zeros(shape)
     mx.save_safetensors(str(bad / "model.safetensors"), weights)
-    with pytest.raises(ModelLoadError, match=f"bad: the model cannot be loaded: 1 tensors .* {name}"):
+    with pytest.raises(ModelLoadError, match=f"bad: .*{name}"):
         load(bad)
 
 

@@ -97,9 +97,9 @@ def test_images_without_a_grid_have_the_positions_of_text(zoo: Zoo, monkeypatch:
     ids = mx.array([made.ids])
     embedder = Embedder(model)
     expected = model.language_model.get_rope_index(mx.array([[5, 6, 7]]), None, None, mx.ones((1, 3)))[0]
-    assert (embedder._compute_positions(mx.array([[5, 6, 7]]), [None, None])[0] == expected).all().item()
+    assert (embedder._compute_positions(mx.array([[5, 6, 7]]), {})[0] == expected).all().item()
     monkeypatch.delattr(type(model.language_model), "get_rope_index")
-    assert embedder._compute_positions(ids, [None, None])[0].shape == ids.shape
+    assert embedder._compute_positions(ids, {})[0].shape == ids.shape
 
 
 SHOWN = np.array([False, True, True, False, False, True])

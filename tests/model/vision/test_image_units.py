@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mlxrun.model.run.prompt_inputs import make_arrays
-from mlxrun.model.vision.image_units import read_audio_sampling, read_media_token, split_images
+from mlxrun.model.vision.image_units import read_media_token, split_images
+from mlxrun.model.vision.media_sampling import read_audio_sampling
 
 
 def test_layouts_that_are_not_known_stay_whole() -> None:

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
 from mlxrun.model.kernels import kernel_source
-from mlxrun.model.kernels.kernel_source import PAGE
+from mlxrun.model.kernels.kernel_source import PAGE, make_kernel
 from mlxrun.model.machine.device import get_backend
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
@@ -110,28 +110,17 @@ def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: L
 
 @lru_cache(maxsize=256)
 def _compile(shape: _Shape) -> tuple[Any, Any]:
-    """The two kernels; they are compiled when they first run."""
-    make = mx.fast.cuda_kernel if shape.backend == "cuda" else mx.fast.metal_kernel
+    """The two kernels."""
     latent = shape.turn_dim > 0
     header = f"{kernel_source.HEADERS[shape.backend]}\n#define SCALE {shape.scale!r}f\n"
     header += f"#define LATENT {latent:d}\n#define CAPPED {shape.cap > 0:d}\n#define CAP {shape.cap!r}f\n"
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
     inputs = ["queries", "keys", "values", "tables", "lengths", *(["positions"] if latent else [])]
-    split = make(
-        name=f"paged_split_{name}",
-        input_names=inputs,
-        output_names=["parts"],
-        source=kernel_source.SPLIT,
-        header=header,
+    parts = ["parts", "lengths", "sinks"]
+    return (
+        make_kernel(shape.backend, f"paged_split_{name}", inputs, ["parts"], kernel_source.SPLIT, header),
+        make_kernel(shape.backend, f"paged_join_{name}", parts, ["attended"], kernel_source.JOIN, header),
     )
-    join = make(
-        name=f"paged_join_{name}",
-        input_names=["parts", "lengths", "sinks"],
-        output_names=["attended"],
-        source=kernel_source.JOIN,
-        header=header,
-    )
-    return split, join
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache, StepPositions
+from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
+from mlxrun.model.hooks.rotary_angles import StepPositions
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.model.load.model_info import compute_image_digest, load_model_info
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.vision.image_units import MediaTokens, find_regions
+from mlxrun.model.vision.media_processing import compute_image_digest
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
 

@@ -1,4 +1,4 @@
-"""Compares single operations with those of the library in float32, on random arrays.
+"""Compares attention with that of the library in float32, on random arrays.
 
 In logits that are all alike, or amid the rounding of half precision, a fault of some percent in attention
 disappears. So the engine's attention over plain arrays, and the attention kernel of pages, are compared by
@@ -6,38 +6,23 @@ themselves. That is done at each new shape, on arrays whose logits spread.
 
 The load check's prompts are shorter than a page, and the kernel is not tested on every GPU. So its rows end
 on both sides of a page, a row must give the same bits alone, and the kernel must not be slower.
-
-While the other checks run, half precision multiplies as the library does. So the products of serving are
-compared here, for one quantized layer of each shape.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from mlxrun.model.hooks import attention
-from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
-from mlxrun.model.hooks.quantized_layers import (
-    MethodTable,
-    dequantize_weight,
-    forget_methods,
-    is_expert,
-    list_routed,
-    multiply_routed,
-)
-from mlxrun.model.hooks.skinny_gemm import KERNELS, MOST_ROWS, multiply_evenly
 from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
 from mlxrun.model.kv.paged.paged_cache import Attend
-from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import widen
 from mlxrun.model.machine.device import may_shorten_float32, warm_device
 
@@ -46,7 +31,6 @@ SPREAD = 2.0  # the standard deviation of logits
 # same precision, and at least so much.
 FACTOR = 2.0
 LEAST = {mx.float32: 1e-5, mx.float16: 5e-4, mx.bfloat16: 4e-3}
-PRODUCTS = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}  # the limits of products
 SHORTENED = 2e-3  # of float32, where the GPU multiplies it with the mantissa of float16
 LONG = ((1, 5000), (40, 300))  # queries and keys of two more calls for each form of heads: other code
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the kernel's rows; 0: a dummy row
@@ -273,66 +257,3 @@ def measure_seconds(compute: Callable[[], mx.array]) -> float:
         mx.eval([compute() for _ in range(TIMED_CALLS)])
         times.append(time.perf_counter() - start)
     return min(times[1:]) / TIMED_CALLS
-
-
-PRODUCTS_CHECK = "products of quantized weights"
-
-
-# -- products -----------------------------------------------------------------------------------------
-
-
-def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
-    """The check of all methods that are not the library's, empty if there are none. Layers that differ return
-    to the library's."""
-    routed = [layer for layer in list_routed(model) if layer.table != MethodTable()]
-    layers = [*routed, *list_even(model)]
-    kinds = {_describe_kind(layer): layer for layer in reversed(layers)}  # the first of each
-    compared = [ratio for layer in kinds.values() for ratio in _compare_layer(layer)]
-    if not compared:
-        return ()
-    difference, limit = max(compared, key=lambda pair: pair[0] / pair[1])
-    passed = difference <= limit
-    if not passed:
-        forget_methods(model)
-        forget_even_products(model)
-    instead = "" if passed else "the library's products"
-    return (LoadCheck(PRODUCTS_CHECK, passed, difference, limit=limit, instead=instead),)
-
-
-def _describe_kind(layer: Any) -> tuple[Any, ...]:
-    shape, name = tuple(layer["weight"].shape), type(layer).__name__
-    if "scales" not in layer:
-        return shape, layer["weight"].dtype, name
-    form = (layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
-    return (shape, *form, name, tuple(layer.table.entries))
-
-
-def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
-    """By method: the difference, and its limit."""
-    least = 1
-    for most, method in layer.table.entries if "scales" in layer else ((MOST_ROWS, "packed"),):
-        # Each kernel of the skinny GEMM is other code.
-        for rows in (
-            (least, *(rows + 1 for rows in KERNELS if rows < most)) if method == "packed" else (least,)
-        ):
-            if method != "library":
-                yield _compare_rows(layer, rows)
-        least = most + 1
-
-
-def _compare_rows(layer: Any, rows: int) -> tuple[float, float]:
-    """`rows`: of a linear layer; of an expert layer, the tokens of each expert."""
-    plain = "scales" not in layer
-    dtype = layer["weight" if plain else "scales"].dtype
-    dtype = dtype if mx.issubdtype(dtype, mx.floating) else mx.bfloat16
-    weight = layer["weight"].astype(mx.float32) if plain else dequantize_weight(layer, mx.float32)
-    count = rows * weight.shape[0] if is_expert(layer) else rows
-    x = mx.random.normal((count, 1, weight.shape[-1]), key=mx.random.key(rows)).astype(dtype)
-    wide = x.astype(mx.float32)
-    if is_expert(layer):
-        experts = mx.repeat(mx.arange(weight.shape[0]), rows)
-        exact = wide @ mx.repeat(weight, rows, axis=0).swapaxes(-1, -2)
-        found = multiply_routed(layer, x, experts)
-    else:
-        exact, found = wide @ weight.T, multiply_evenly(layer, x) if plain else multiply_routed(layer, x)
-    return measure_rms(found, exact), find_limit(dtype, PRODUCTS) or 0.0

@@ -11,8 +11,8 @@ import pytest
 
 from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered
-from mlxrun.model.load_check import choose, operation_checks, text_ladder
-from mlxrun.model.load_check.operation_checks import LENGTHS, KernelCheck, KernelError
+from mlxrun.model.load_check import attention_checks, choose, text_ladder
+from mlxrun.model.load_check.attention_checks import LENGTHS, KernelCheck, KernelError
 from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo
 
@@ -71,7 +71,7 @@ TURNED = LogitRule(0.2, positions=mx.zeros((2, 4, 1, 8)))
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_latent_form_and_soft_caps_pass(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation_checks, "SLOWER", 1e9)
+    monkeypatch.setattr(attention_checks, "SLOWER", 1e9)
     KernelCheck(attend, timed=timed)(*LATENT, TURNED)
     KernelCheck(attend, timed=timed)(QUERIES, KEYS, KEYS, ROWS, LogitRule(0.2, cap=0.5))
 
@@ -133,6 +133,6 @@ def test_a_timing_decides_nothing_in_reproducible_mode(
     monkeypatch.setattr(text_ladder, "KernelCheck", lambda timed: KernelCheck(attend, timed=timed))
     found = set()
     for slower in (1e9, 0.0):
-        monkeypatch.setattr(operation_checks, "SLOWER", slower)
+        monkeypatch.setattr(attention_checks, "SLOWER", slower)
         found.add(probe_model(zoo.text("llama"), reproducible=reproducible).methods.decode)
     assert found == ({"compiled"} if reproducible else {"compiled", "ragged"})

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.hooks import attention
-from mlxrun.model.load_check.operation_checks import AttentionCheck, AttentionError
+from mlxrun.model.load_check.attention_checks import AttentionCheck, AttentionError
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ORIGINAL = attention.attend_plain

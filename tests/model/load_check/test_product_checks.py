@@ -11,7 +11,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlxrun.model.hooks import quantized_layers
 from mlxrun.model.hooks.quantized_layers import MethodTable, hook_experts, hook_products, list_experts
-from mlxrun.model.load_check.operation_checks import check_products
+from mlxrun.model.load_check.product_checks import check_products
 
 TABLE = MethodTable(((1, "library"), (4, "flat"), (8, "dequantized")))
 
