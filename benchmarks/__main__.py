@@ -485,6 +485,28 @@ def waiting(model: str, json_path: Path | None, **options: Any) -> int:
     return write_report(report, json_path, print_waiting_report)
 
 
+@command.command(name="busy-cores", short_help="Beside other programs on a CPU, by BLAS threads.")
+@click.option(
+    "--model", default="tiny", show_default=True, metavar="MODEL", help="As of mlxrun bench engine."
+)
+@click.option(
+    "--others",
+    multiple=True,
+    type=click.IntRange(0),
+    default=(0, 1, 2),
+    show_default=True,
+    help="Programs that compute beside it; may be given several times.",
+)
+@click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Medians are shown.")
+@add_json_option
+def busy_cores(model: str, json_path: Path | None, **options: Any) -> int:
+    """Measure a small batch beside other programs, with all threads of OpenBLAS and with those that fit."""
+    from benchmarks.busy_cores import print_busy_cores_report, run_busy_cores_bench
+
+    report = run_busy_cores_bench(Config(), model, say=say, **options)
+    return write_report(report, json_path, print_busy_cores_report)
+
+
 @command.command(name="gpu", short_help="All figures of README and docs/ that come from a GPU.")
 @click.option(
     "--run", "names", multiple=True, type=click.Choice([run.name for run in RUNS]), help="Only these."

@@ -63,6 +63,7 @@ MODES = {
 }
 CPU_MODES = ("decode-modes-cpu", "decode-modes-cpu-avx2")
 WAITING = "waiting-cpu"
+BUSY = "busy-cores-cpu"
 SERVER, ONE_THREAD = "server-cpu", "server-cpu-one-thread"
 EVAL_SPEED = "eval-speed-cpu"
 EMBEDDINGS = "embeddings-cpu"
@@ -257,6 +258,12 @@ def _list_waiting_rows() -> Iterator[str]:
         yield f"| {side} | {' | '.join(cells)} | {ratio} | {format_figure(found['long_processor_s'], '_s')} |"
 
 
+def _list_busy_rows() -> Iterator[str]:
+    for row in json.loads((FOLDER / f"{BUSY}.json").read_text(encoding="utf-8"))["rows"]:
+        cells = [format_figure(seconds, "_s") for seconds in row["seconds"].values()]
+        yield f"| {row['others']} | {' | '.join(cells)} | {format_ratio(row['ratio'])} |"
+
+
 def _list_interactive_rows() -> Iterator[str]:
     found = read(INTERACTIVE)["workloads"]["interactive"]["sides"]["mlxrun"]["median"]
     cells = [format_figure(found[name], "_s") for name in ("alone", "behind", "after_cancel", "long_ttft")]
@@ -392,6 +399,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     WAITING: lambda: (
         "| steps | alone | behind the long prompt | × alone | processor time of the long prompt |",
         _list_waiting_rows(),
+    ),
+    BUSY: lambda: (
+        "| other programs | all threads | as it is | × |",
+        _list_busy_rows(),
     ),
     INTERACTIVE: lambda: (
         "| alone | behind a long prompt | as a long prompt is abandoned | the long prompt |",

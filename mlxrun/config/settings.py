@@ -78,7 +78,8 @@ class EngineSettings:
     there is none."""
     blas_threads: Annotated[int | None, Range(1, 64)] = None
     """Threads of OpenBLAS on a CPU, whatever OPENBLAS_NUM_THREADS says. Their number decides the last digits
-    of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses."""
+    of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses, or as
+    many as other processes leave cores free."""
     max_errors: Annotated[int, Range(1, 100)] = 5
     """Number of consecutive failed steps after which the engine stops."""
     load_check: Literal["cached", "always", True, False] = "cached"

@@ -39,7 +39,7 @@ from mlxrun.model.load.footprint import (
 from mlxrun.model.load.loader import load_small_model
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.load_check.report import LoadCheckReport
-from mlxrun.model.machine.blas import hold_blas_threads
+from mlxrun.model.machine.blas import follow_free_cores, hold_blas_threads
 from mlxrun.model.machine.device import (
     choose_blas_threads,
     choose_step_costs,
@@ -72,8 +72,14 @@ def build_engine(
     loaded; `load_check`: its report, if it was already compared."""
     with ExitStack() as held:
         held.enter_context(hold_device(config.engine))
-        held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
+        threads = choose_blas_threads(config.engine)
+        held.enter_context(hold_blas_threads(threads))
+        follow = None
+        if threads is None and get_backend() == "cpu":
+            follow = held.enter_context(follow_free_cores())
+            follow()
         engine = _build_engine(config, model_info, load_check)
+        engine.before_step = follow
         engine.held = held.pop_all()
     return engine
 

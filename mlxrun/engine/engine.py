@@ -65,6 +65,7 @@ class Engine:
         self._num_embeddings = num_embeddings
         self._aborted: list[TokenEvent] = []  # final events that the next step returns
         self.held = ExitStack()  # what the engine holds of the process until it is closed
+        self.before_step: Callable[[], None] | None = None  # adapts what it holds to the machine's load
 
     @property
     def prefix_cache(self) -> PrefixCacheInterface:
@@ -115,6 +116,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one step of generation, and one slice of each other busy workload. Returns the events of
         requests that made progress. EngineDead after `engine.max_errors` consecutive failures."""
+        if self.before_step is not None:
+            self.before_step()
         events, self._aborted = self._aborted, []
         busy = [workload for workload in self._slices if workload.is_busy]
         if self.generation.is_busy or not busy:

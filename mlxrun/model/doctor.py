@@ -121,7 +121,7 @@ def check_blas_threads(threads: int, every: float, one: float) -> Finding:
     times = [f"{1000 * seconds:.2f} ms" for seconds in (every, one)]
     value = f"a product of {ROWS} rows takes {times[0]} with {threads} threads and {times[1]} with one"
     waits = every > WAITING * one
-    advice = "other programs compute here: engine.blas_threads: 1 is faster while they do" if waits else ""
+    advice = "other programs compute here: engines take fewer threads while they do" if waits else ""
     facts = {"threads": threads, "seconds": every, "seconds_with_one": one}
     return Finding("device", "BLAS threads", "note" if waits else "ok", value, advice, facts)
 

@@ -224,6 +224,37 @@ def test_a_reproducible_engine_holds_one_thread_until_it_is_closed(
         set_threads(before)
 
 
+def test_an_engine_leaves_cores_to_other_programs(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it loads and in each step, unless the config fixes the threads; not after it is closed."""
+    if blas.find_loaded_blas() is None:
+        pytest.skip("there is no OpenBLAS here")
+    monkeypatch.setattr(blas, "_HELD", held := blas._HeldThreads())
+    held.cores = cores = Mock(**{"count.return_value": 2})
+    before = count_threads()
+    set_threads(4)
+    try:
+        assert count_threads_beside(zoo.text("llama"), blas_threads=3) == 3
+        assert count_threads_beside(zoo.text("llama"), reproducible=True) == 1
+        assert not cores.count.called
+        assert count_threads_beside(zoo.text("llama")) == 2
+        assert count_threads() == 4
+
+        def compute() -> list[int]:
+            engine = engine_driver.make_real_engine(zoo.text("llama"))
+            engine.add(engine_driver.make_text_request("a", [5, 6, 7]))
+            counts = [count_threads()]
+            for cores.count.return_value in (3, 1, None, 8):
+                engine.step()
+                counts.append(count_threads())
+            engine.close()
+            return counts
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(compute).result() == [2, 3, 1, 1, 4]
+    finally:
+        set_threads(before)
+
+
 def count_threads_beside(folder: Path, **options: Any) -> int:
     """The threads of BLAS while an engine is there, on a thread of its own, as MLX wants it."""
 
@@ -239,7 +270,8 @@ def count_threads_beside(folder: Path, **options: Any) -> int:
 
 
 def count_threads() -> int:
-    return int(blas.describe_blas()["blas_threads"])
+    """Those of the next product."""
+    return int(ctypes.CDLL(blas.find_loaded_blas()).openblas_get_num_threads())
 
 
 def set_threads(count: int) -> None:

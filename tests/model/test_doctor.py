@@ -97,7 +97,7 @@ def test_the_rate_of_the_matmul_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_threads_that_wait_for_each_other_are_a_note() -> None:
     busy, quiet = doctor.check_blas_threads(2, 0.014, 0.0003), doctor.check_blas_threads(2, 0.0002, 0.0003)
-    assert busy.level == "note" and "engine.blas_threads: 1" in busy.advice
+    assert busy.level == "note" and "engines take fewer threads" in busy.advice
     assert busy.value == "a product of 8 rows takes 14.00 ms with 2 threads and 0.30 ms with one"
     assert quiet.level == "ok" and not quiet.advice
 

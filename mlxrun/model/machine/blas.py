@@ -4,7 +4,8 @@ With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library 
 products are then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
 
 The number of OpenBLAS threads splits a product, and so changes the last digits of its result. It is part of a
-computation: `hold_blas_threads` sets it for as long as an engine needs it.
+computation: `hold_blas_threads` sets it for as long as an engine needs it. Where no engine needs one number,
+`follow_free_cores` gives OpenBLAS fewer threads while other processes compute.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import ConfigError
+from mlxrun.model.machine.free_cores import FreeCores
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ def load_blas() -> str | None:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
+        _HELD.watch_cores()
         return find_loaded_blas() or name
     log.debug("no OpenBLAS found: %s", ADVICE)
     return None
@@ -55,7 +58,7 @@ def _iterate_names() -> Iterator[str]:
 
 def describe_blas() -> dict[str, Any]:
     """The OpenBLAS in this process: its file name (None: not loaded), its version, the processor of its
-    kernels, and its number of threads."""
+    kernels, and its number of threads. Those that `follow_free_cores` takes away count."""
     path = find_loaded_blas()
     if path is None:
         return {"blas": None}
@@ -65,7 +68,8 @@ def describe_blas() -> dict[str, Any]:
         version = re.search(r"OpenBLAS (\S+)", _read_text(library.openblas_get_config))
         found["blas_version"] = None if version is None else version[1]
         found["blas_kernel"] = _read_text(library.openblas_get_corename)
-        found["blas_threads"] = int(library.openblas_get_num_threads())
+        usual = 0 if _HELD.holders else _HELD.usual
+        found["blas_threads"] = usual or int(library.openblas_get_num_threads())
     return found
 
 
@@ -90,7 +94,7 @@ def hold_blas_threads(count: int | None) -> Iterator[None]:
                 f"this one cannot with {count}; give both the same number"
             )
         if not _HELD.holders:
-            _HELD.before = int(library.openblas_get_num_threads())
+            _HELD.before = _HELD.usual or int(library.openblas_get_num_threads())
             _set_threads(library, count)
             _HELD.count = count
         _HELD.holders += 1
@@ -103,12 +107,59 @@ def hold_blas_threads(count: int | None) -> Iterator[None]:
                 library.openblas_set_num_threads(_HELD.before)
 
 
+@contextmanager
+def follow_free_cores() -> Iterator[Callable[[], None]]:
+    """Within the block, each call of the function adapts the threads of OpenBLAS to other processes.
+
+    They are as many as these have left cores free since the last call, and never more than there were before.
+    A call does nothing while engines hold a number. Nor does it where threads have no common number (OpenMP),
+    or where the system does not say what others use.
+    """
+    path = find_loaded_blas()
+    library: Any = None if path is None else ctypes.CDLL(path)
+    cores = None if library is None else _HELD.watch_cores()
+    if cores is None or library.openblas_get_parallel() == OPENMP:
+        yield lambda: None
+        return
+    with _HELD.lock:
+        _HELD.followers += 1
+        usual = _HELD.before if _HELD.holders else _HELD.usual or int(library.openblas_get_num_threads())
+        _HELD.usual = usual
+
+    def follow() -> None:
+        with _HELD.lock:
+            free = cores.count()
+            count = usual if free is None else min(free, usual)
+            now = int(library.openblas_get_num_threads())
+            if free is not None and not _HELD.holders and now != count:
+                library.openblas_set_num_threads(count)
+
+    try:
+        yield follow
+    finally:
+        with _HELD.lock:
+            _HELD.followers -= 1
+            if not _HELD.followers:
+                _HELD.usual = 0
+                if not _HELD.holders:
+                    library.openblas_set_num_threads(usual)
+
+
 class _HeldThreads:
-    """The number of threads that the engines of this process hold, and how many there were `before`."""
+    """The number of threads that the engines of this process hold, and how many there were `before`. `usual`:
+    the number that `followers` have at most, 0 without any."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.holders = self.count = self.before = 0
+        self.holders = self.count = self.before = self.followers = self.usual = 0
+        self.cores: FreeCores | None = None
+
+    def watch_cores(self) -> FreeCores | None:
+        """What measures the free cores of this process, since its first call; None where nothing can."""
+        if self.cores is None:
+            with suppress(OSError, AttributeError):
+                self.cores = FreeCores()
+        return self.cores
 
 
 _HELD = _HeldThreads()

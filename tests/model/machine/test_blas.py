@@ -70,6 +70,8 @@ class FakeBlas:
     def __init__(self, threads: int, most: int = 64, own: int = 0) -> None:
         self.threads = threads
         self.openblas_get_num_threads = lambda: self.threads
+        self.openblas_get_config = Mock(return_value=b"OpenBLAS 0.3.21")
+        self.openblas_get_corename = Mock(return_value=b"Zen")
         self.openblas_set_num_threads = lambda count: setattr(self, "threads", min(count, most))
         self.openblas_get_parallel = lambda: blas.OPENMP if own else 1
         self.omp_get_max_threads = lambda: own
@@ -137,6 +139,84 @@ def test_a_number_that_a_build_cannot_have_is_refused(
         ):
             pass
     assert found.threads == before
+
+
+class FakeCores:
+    """Says how many cores are free; None: it is too soon to say."""
+
+    def __init__(self) -> None:
+        self.free: int | None = None
+
+    def count(self) -> int | None:
+        return self.free
+
+
+@pytest.fixture
+def cores(load: SimpleNamespace) -> FakeCores:
+    blas._HELD.cores = found = FakeCores()  # type: ignore[assignment]
+    return found
+
+
+def test_threads_follow_the_free_cores(load: SimpleNamespace, cores: FakeCores) -> None:
+    load.blas = found = FakeBlas(8)
+    with blas.follow_free_cores() as follow:
+        for free, threads in ((None, 8), (3, 3), (None, 3), (1, 1), (5, 5), (16, 8), (2, 2)):
+            cores.free = free
+            follow()
+            assert found.threads == threads
+            assert blas.describe_blas()["blas_threads"] == 8  # what runs record
+    assert found.threads == 8
+
+
+def test_a_number_that_an_engine_holds_stays(load: SimpleNamespace, cores: FakeCores) -> None:
+    """Whichever came first; afterwards OpenBLAS has its own number, not what was followed."""
+    load.blas, cores.free = (found := FakeBlas(8)), 3
+    with blas.follow_free_cores() as follow:
+        follow()
+        with blas.hold_blas_threads(2):
+            follow()
+            assert found.threads == blas.describe_blas()["blas_threads"] == 2
+        assert found.threads == 8
+        follow()
+        assert found.threads == 3
+    with blas.hold_blas_threads(2), blas.follow_free_cores() as follow:
+        follow()
+        assert found.threads == 2
+    assert found.threads == 8
+
+
+def test_two_engines_follow_the_same_cores(load: SimpleNamespace, cores: FakeCores) -> None:
+    load.blas, cores.free = (found := FakeBlas(8)), 3
+    with blas.follow_free_cores() as first:
+        with blas.follow_free_cores() as second:
+            first()
+            second()
+        assert found.threads == 3
+        cores.free = 8
+        first()
+        assert found.threads == 8
+        cores.free = 1
+        first()
+    assert found.threads == 8
+
+
+def test_nothing_follows_where_threads_have_numbers_of_their_own(
+    load: SimpleNamespace, cores: FakeCores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP, no OpenBLAS, or a system that does not say what others use."""
+    cores.free = 1
+    load.blas = found = FakeBlas(8, own=8)
+    with blas.follow_free_cores() as follow:
+        follow()
+        assert found.threads == 8
+    load.blas = None
+    with blas.follow_free_cores() as follow:
+        follow()
+    load.blas, blas._HELD.cores = (found := FakeBlas(8)), None
+    monkeypatch.setattr(blas, "FreeCores", Mock(side_effect=AttributeError))
+    with blas.follow_free_cores() as follow:
+        follow()
+        assert found.threads == 8
 
 
 def test_the_real_library_takes_the_number() -> None:
