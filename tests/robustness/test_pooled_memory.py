@@ -85,7 +85,7 @@ class Crowd:
         queue, budget = self.engine.pooling, self.engine.scheduler.token_budget
         assert queue.count()["running"] == queue.count()["waiting"] == queue.held_bytes == 0
         self.engine.step()
-        assert budget.held_by_texts == budget.wanted_by_texts == 0
+        assert budget.texts.held_bytes == budget.texts.wanted_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -105,7 +105,9 @@ def test_a_chat_beside_texts_of_which_nothing_is_counted_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Mutation: a lone chat starts, whatever the texts hold."""
-    monkeypatch.setattr(TokenBudget, "is_shared_with_texts", property(lambda self: self.wanted_by_texts > 0))
+    monkeypatch.setattr(
+        TokenBudget, "is_shared_with_texts", property(lambda self: self.texts.wanted_bytes > 0)
+    )
     with pytest.raises(AssertionError, match="assert [0-9]+ <= 700"):
         for seed in range(12):
             Crowd(random.Random(seed), 20).check()

@@ -98,7 +98,7 @@ def test_entries_of_another_form_are_not_found(quantized: Path, monkeypatch: pyt
     """The fingerprint names the form that `auto` chose; plain weights have one form."""
 
     def read_root(folder: Path, **options: Any) -> bytes:
-        cache: Any = engine_driver.make_real_engine(folder, **options).scheduler._prefix_cache
+        cache: Any = engine_driver.make_real_engine(folder, **options).prefix_cache
         return bytes(cache._root)
 
     monkeypatch.setattr(weight_form, "is_held_faster", lambda seconds: True)
