@@ -58,4 +58,5 @@ class MlxrunContender:
     def close(self) -> None:
         """Release the engine. Its own close() would end this thread's MLX streams, which the next side
         needs."""
+        self._engine.held.close()
         del self._engine
