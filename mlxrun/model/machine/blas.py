@@ -129,9 +129,10 @@ def follow_free_cores() -> Iterator[Callable[[], None]]:
     def follow() -> None:
         with _HELD.lock:
             free = cores.count()
-            count = usual if free is None else min(free, usual)
-            now = int(library.openblas_get_num_threads())
-            if free is not None and not _HELD.holders and now != count:
+            if free is None or _HELD.holders:
+                return
+            count = min(free, usual)
+            if int(library.openblas_get_num_threads()) != count:
                 library.openblas_set_num_threads(count)
 
     try:
@@ -157,7 +158,7 @@ class _HeldThreads:
     def watch_cores(self) -> FreeCores | None:
         """What measures the free cores of this process, since its first call; None where nothing can."""
         if self.cores is None:
-            with suppress(OSError, AttributeError):
+            with suppress(OSError, AttributeError, ValueError, IndexError):
                 self.cores = FreeCores()
         return self.cores
 

@@ -17,19 +17,23 @@ _BUSY = (1, 2, 3, 6, 7, 8)  # of a line of /proc/stat: user, nice, system, irq, 
 
 
 class FreeCores:
-    """Measures over the time between two calls, of the cores that this process may use. OSError or
-    AttributeError where the system does not say it."""
+    """Measures over the time between two calls, of the cores that this process may use. OSError,
+    AttributeError, ValueError or IndexError where the system does not say it."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
         self._time, self._used = time.monotonic(), self._read_others()
 
     def count(self) -> int | None:
-        """The number of free cores, at least 1. None if the last one was counted less than INTERVAL ago."""
+        """The number of free cores, at least 1. None if the last one was counted less than INTERVAL ago, or
+        if the system does not say it now."""
         now = time.monotonic()
         if now - self._time < INTERVAL:
             return None
-        used = self._read_others()
+        try:
+            used = self._read_others()
+        except (OSError, ValueError, IndexError):  # such as too many open files
+            return None
         others = (used - self._used) / (now - self._time)
         self._time, self._used = now, used
         return max(1, round(len(self._cores) - others))

@@ -66,6 +66,23 @@ def test_what_others_use_is_not_free(
     assert cores.count() == 2  # since the last count
 
 
+@pytest.mark.parametrize("text", [None, "cpu0 1 2", "cpu0 a b c d e f g h i"])
+def test_a_system_that_no_longer_says_it_ends_no_step(
+    text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with too many open files: the file cannot be read, or has less than it should."""
+    clocks = Clocks(monkeypatch, tmp_path)
+    cores, stat = FreeCores(), tmp_path / "stat"
+    clocks.advance(1, 0, 0)
+    if text is None:
+        stat.unlink()
+    else:
+        stat.write_text(text)
+    assert cores.count() is None
+    clocks.advance(1, 0, 2)
+    assert cores.count() == 1
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux only")
 def test_a_program_beside_this_process_is_counted() -> None:
     """This machine's own numbers: what another process computes, and not what this one does."""
