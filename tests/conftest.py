@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import tempfile
@@ -180,7 +181,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Limit a second try too: pytest-timeout stops its clock at the first failure."""
+    """Limit a second try too: pytest-timeout stops its clock at the first failure.
+
+    SIGINT is taken as in a shell: a process that was started in the background ignores it, and so would the
+    tests of Ctrl-C, which then wait for ever. A test before may have changed it too.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(item, "execution_count", 1) > 1:
         settings = pytest_timeout._get_item_settings(item)
         item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
