@@ -1,7 +1,7 @@
 """`python -m benchmarks busy-cores`: what an engine on a CPU loses to other programs, by its BLAS threads.
 
-Two engines in one process take turns. One keeps all threads of OpenBLAS. The other has as many as other
-processes leave cores free, as every engine has by default. Beside them run programs that only count.
+An engine computes the same batch with all threads of OpenBLAS and, in turns, with as many as other processes
+leave cores free, as every engine does by default. Beside it run programs that only count.
 """
 
 from __future__ import annotations

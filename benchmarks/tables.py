@@ -3,7 +3,6 @@ benchmarks/results. A table stands between `<!-- measured: NAME -->` and `<!-- e
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.plots.results import FOLDER, read
+from benchmarks.plots.results import load, read
 from benchmarks.serve_peers import PRELOADED
 
 Table = tuple[str, Iterable[str]]  # its head and its rows
@@ -179,7 +178,7 @@ def _make_engine_table(name: str) -> Table:
 
 
 def _make_score_table() -> Table:
-    scores = json.loads((FOLDER / f"{VISUAL}.json").read_text(encoding="utf-8"))["scores"]
+    scores = load(VISUAL)["scores"]
     tasks = next(iter(scores.values()))
     return f"| task | lines | {' | '.join(scores)} |", [_make_score_row(task, scores) for task in tasks]
 
@@ -233,7 +232,7 @@ def _list_server_ratios() -> Iterator[str]:
 
 
 def _list_eval_rows() -> Iterator[str]:
-    report = json.loads((FOLDER / f"{EVAL_SPEED}.json").read_text(encoding="utf-8"))
+    report = load(EVAL_SPEED)
     for side, found in report["sides"].items():
         whole, start = (median(found[key]) for key in ("whole_s", "start_s"))
         ratios = report["ratios"].get(side, {})
@@ -243,7 +242,7 @@ def _list_eval_rows() -> Iterator[str]:
 
 
 def _list_embedding_rows() -> Iterator[str]:
-    report = json.loads((FOLDER / f"{EMBEDDINGS}.json").read_text(encoding="utf-8"))
+    report = load(EMBEDDINGS)
     for side, found in report["sides"].items():
         clocks = ("processor_seconds", "seconds")
         cells = [f"{found['median'][key]:.2f} s | {format_ratio(found['ratio'][key])}" for key in clocks]
@@ -251,7 +250,7 @@ def _list_embedding_rows() -> Iterator[str]:
 
 
 def _list_waiting_rows() -> Iterator[str]:
-    sides = json.loads((FOLDER / f"{WAITING}.json").read_text(encoding="utf-8"))["sides"]
+    sides = load(WAITING)["sides"]
     for side, found in sides.items():
         cells = [format_figure(found[name], name) for name in ("alone_s", "behind_s")]
         ratio = format_ratio(found["behind_s"] / found["alone_s"])
@@ -259,7 +258,7 @@ def _list_waiting_rows() -> Iterator[str]:
 
 
 def _list_busy_rows() -> Iterator[str]:
-    for row in json.loads((FOLDER / f"{BUSY}.json").read_text(encoding="utf-8"))["rows"]:
+    for row in load(BUSY)["rows"]:
         cells = [format_figure(seconds, "_s") for seconds in row["seconds"].values()]
         yield f"| {row['others']} | {' | '.join(cells)} | {format_ratio(row['ratio'])} |"
 
@@ -271,7 +270,7 @@ def _list_interactive_rows() -> Iterator[str]:
 
 
 def _make_same_bytes_table() -> Table:
-    models = [json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in SAME_BYTES]
+    models = [load(name) for name in SAME_BYTES]
     head = " | ".join(TITLES.get(m["models"][0]["title"], m["models"][0]["title"]) for m in models)
     return f"| bytes that differ in {models[0]['lines']:,} lines | {head} |", _list_same_bytes_rows(models)
 
@@ -290,7 +289,7 @@ def _list_same_bytes_rows(models: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _list_cpu_mode_rows(name: str) -> Iterator[str]:
-    report = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    report = load(name)
     for row in report["rows"]:
         cells = [f"{row['ms']['usual']:.2f} ms"]
         for mode in ("reproducible", "unchecked"):
@@ -299,7 +298,7 @@ def _list_cpu_mode_rows(name: str) -> Iterator[str]:
 
 
 def _list_layer_rows(name: str) -> Iterator[str]:
-    report = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    report = load(name)
     for row in report["rows"]:
         times = " | ".join(f"{row[key]:.2f} ms" for key in ("library_ms", "fused_ms"))
         yield f"| {report['model']} | {row['rows']} | {times} | {format_ratio(row['gain'])} |"
@@ -315,7 +314,7 @@ def _list_memory_rows() -> list[str]:
 
 
 def _list_prompt_rows() -> list[str]:
-    report = json.loads((FOLDER / f"{PROMPT_SIZES}.json").read_text(encoding="utf-8"))
+    report = load(PROMPT_SIZES)
     return [
         f"| {agent} | `{found['url']}` | {found['tools']} | {found['prefix_tokens']:,} tokens "
         f"| {found['prompt_tokens']:,} tokens |"
@@ -324,7 +323,7 @@ def _list_prompt_rows() -> list[str]:
 
 
 def _read_install(kind: str) -> dict[str, Any]:
-    report = json.loads((FOLDER / f"{INSTALL}.json").read_text(encoding="utf-8"))
+    report = load(INSTALL)
     return dict(report["kinds"][kind])
 
 
@@ -343,7 +342,7 @@ def _make_step_row(step: tuple[str, str, str, str]) -> str:
 
 
 def _list_ui_rows() -> Iterator[str]:
-    sides = json.loads((FOLDER / f"{UI_COST}.json").read_text(encoding="utf-8"))["sides"]
+    sides = load(UI_COST)["sides"]
     for side, found in sides.items():
         ratio = f"{found['ratios']['cpu_ms_per_token']:.3f}" if "ratios" in found else ""
         cost = f"{100 * found['page_cost']:.2f} %" if ratio else ""

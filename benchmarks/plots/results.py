@@ -15,12 +15,17 @@ SAME = ("format", "machine", "versions", "peer_versions", "model")
 FOLDER = Path(__file__).resolve().parent.parent / "results"
 
 
+def load(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """The report of this name, as its benchmark wrote it."""
+    return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+
+
 def read(*names: str, folder: Path = FOLDER) -> dict[str, Any]:
     """The reports of these names as one. A workload that is in several of them has the rounds of all.
 
     They must be of one machine, one set of versions and one model: ValueError.
     """
-    reports = [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    reports = [load(name, folder) for name in names]
     for name, report in zip(names, reports, strict=True):
         different = [key for key in SAME if report.get(key) != reports[0].get(key)]
         if different:
