@@ -151,5 +151,6 @@ def hook_tiles(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
     if mixin is None or (mixin is _PackedTiles and not resolutions):
         return 0
     mix_in(model, mixin, "Tiled")
-    model._resolutions = resolutions
+    if mixin is _PackedTiles:
+        model._resolutions = resolutions
     return 1
