@@ -236,7 +236,10 @@ def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
         facts = {"seconds": load_check.seconds, "kept": load_check.kept, "age": load_check.compute_age()}
         yield Finding("load check", "time", "ok", load_check.describe_time(), facts=facts)
     methods, sharing = load_check.methods, load_check.methods.sharing
-    parts = [f"decode {methods.decode}", f"up to {sharing.max_rows} short prompts prefill together"]
+    parts = [
+        f"decode {methods.decode}{' as prompts are' * methods.fused_prompts}",
+        f"up to {sharing.max_rows} short prompts prefill together",
+    ]
     notes = {
         f"padded up to {sharing.max_padded} tokens": sharing.max_padded and sharing.max_rows > 1,
         "the library's attention": methods.attention == "library",

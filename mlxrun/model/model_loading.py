@@ -89,6 +89,7 @@ def load_model(
         limit = config.scheduler.memory_limit
         recheck = Recheck(caller, lambda own: choose_methods(own, *compared), kept, file, limit)
     caller.attention = load_check.methods.attention
+    caller.fused_prompts = load_check.methods.fused_prompts
     info.refused_media.update({kind: why for kind, why in load_check.refused.items() if why})
     load_check = replace(load_check, methods=separate_adapters(caller, load_check.methods), hooks=hooks)
     config = _follow_load_check(config, load_check.methods)

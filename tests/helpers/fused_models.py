@@ -58,6 +58,20 @@ def hash_path(path: str) -> int:
     return sum(i * ord(letter) for i, letter in enumerate(path))
 
 
+def prefill_rows(caller: ModelCaller, rows: int = 1) -> list[mx.array]:
+    """Logits [rows, V] behind each of three chunks, the last of one token, and what the caches then hold."""
+    cache, start, found = caller.make_cache(), 0, list[mx.array]()
+    for size in (24, 7, 1):
+        tokens = mx.array(
+            [[(11 * i + 5 * row) % 90 + 4 for i in range(start, start + size)] for row in range(rows)]
+        )
+        with caller.use_attention():
+            found.append(caller.prefill(tokens, cache, start, TEXT_ONLY)[:, -1])
+        mx.eval(found[-1], list_all_arrays(cache))
+        start += size
+    return [*found, *list_all_arrays(cache)]
+
+
 def decode_rows(
     caller: ModelCaller,
     operations: LayerOperations | None = ARRAYS,

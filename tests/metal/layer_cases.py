@@ -70,14 +70,16 @@ class GPUOperations:
         return tuple(mx.array(part).astype(x.dtype) for part in (summed, normalise(summed, norm, x.dtype)))  # type: ignore[return-value]
 
     def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        heads = to_float64(product).reshape(product.shape[0], -1, 1, rule.size)
+        (rows, tokens, _), positions = product.shape, to_float64(offsets)
+        heads = to_float64(product).reshape(rows, tokens, -1, rule.size).transpose(0, 2, 1, 3)
         parts = np.split(heads, [rule.heads, rule.heads + rule.kv_heads], axis=1)
         for i, norm in enumerate(rule.norms or ()):
             parts[i] = normalise(parts[i], norm, product.dtype)
         if rule.rotary is not None:
-            parts[:2] = [rotate(part, rule.rotary, to_float64(offsets)) for part in parts[:2]]
+            parts[:2] = [rotate(part, rule.rotary, positions.reshape(rows, tokens)) for part in parts[:2]]
         queries, keys, values = (mx.array(part).astype(product.dtype) for part in parts)
-        return queries, mx.concatenate([keys[:, :, 0], values[:, :, 0]])
+        written = mx.concatenate([keys, values])
+        return queries, written[:, :, 0] if tokens == 1 else written
 
     def gate(self, product: mx.array) -> mx.array:
         gate, up = mx.split(product, 2, axis=-1)
@@ -93,7 +95,7 @@ def normalise(x: np.ndarray, norm: NormRule, dtype: mx.Dtype) -> np.ndarray:
 def rotate(heads: np.ndarray, rule: RotaryRule, offsets: np.ndarray) -> np.ndarray:
     half = rule.turned // 2
     frequencies = rule.base ** (np.arange(half) / half) if rule.base else to_float64(rule.frequencies)  # type: ignore[arg-type]
-    angles = (rule.scale * offsets)[:, None, None, None] / frequencies
+    angles = (rule.scale * offsets)[:, None, :, None] / frequencies
     first = slice(0, rule.turned, 2) if rule.traditional else slice(half)
     second = slice(1, rule.turned, 2) if rule.traditional else slice(half, rule.turned)
     turned, a, b = heads.copy(), heads[..., first], heads[..., second]

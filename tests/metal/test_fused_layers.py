@@ -46,6 +46,21 @@ def test_heads(emulator: Emulator, name: str, dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_chunks(emulator: Emulator, name: str, dtype: mx.Dtype) -> None:
+    """A token of a chunk is computed as by itself; only its place differs."""
+    case = HEADS[name]
+    rule, width = case.make_rule(dtype), (case.heads + 2 * case.kv_heads) * case.size
+    product, offsets = make_random((2, 3, width), 1, dtype), mx.array([300, 301, 302, 5, 6, 7])
+    found = split_heads(KERNELS, product, rule, offsets)
+    assert find_problem(found, split_heads(GPUOperations(), product, rule, offsets), dtype) is None
+    singly = split_heads(KERNELS, product.reshape(6, 1, width), rule, offsets)
+    for whole, each in zip(found, singly, strict=True):
+        tokens = whole.transpose(0, 2, 1, 3).reshape(6, -1)
+        assert mx.array_equal(tokens, each.reshape(6, -1)).item()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("size", [8, 300, 1024])
 def test_gates(emulator: Emulator, size: int, dtype: mx.Dtype) -> None:
     product = 4 * make_random((5, 1, 2 * size), 1)

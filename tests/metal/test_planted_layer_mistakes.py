@@ -25,6 +25,10 @@ def compute(kernel: str, case: str, by: LayerOperations, dtype: mx.Dtype) -> Seq
         return by.add_norm(*(make_random((3, 1, 200), seed, dtype) for seed in (1, 2)), norm)
     if kernel == "GATE":
         return [by.gate((4 * make_random((3, 1, 600), 1)).astype(dtype))]
+    if case == "chunk":
+        heads = HEADS["normed"]
+        product = make_random((2, 3, (heads.heads + 2 * heads.kv_heads) * heads.size), 1, dtype)
+        return split_heads(by, product, heads.make_rule(dtype), mx.array([7, 8, 9, 40, 41, 42]))
     heads = HEADS[case]
     product = make_random((5, 1, (heads.heads + 2 * heads.kv_heads) * heads.size), 1, dtype)
     return split_heads(by, product, heads.make_rule(dtype), OFFSETS)
@@ -88,8 +92,8 @@ MISTAKES = {
     "silu rounded once": Mistake(
         "GATE", "T(float(T(gate * sigmoid)) * up)", "T(gate * sigmoid * up)", "of the"
     ),
-    "the next position": Mistake("TURN", "float(offsets[row])", "float(offsets[row] + 1)"),
-    "the position of the first row": Mistake("TURN", "offsets[row]", "offsets[0]"),
+    "the next position": Mistake("TURN", "float(offsets[token])", "float(offsets[token] + 1)"),
+    "the position of the first row": Mistake("TURN", "offsets[token]", "offsets[0]"),
     "turned the other way": Mistake("TURN", "a * cosine - b * sine", "a * cosine + b * sine"),
     "values turned too": Mistake("TURN", "if (!is_value && pair < TURNED / 2)", "if (pair < TURNED / 2)"),
     "values normed too": Mistake("TURN", "#if NORMED\n    if (!is_value) {", "#if NORMED\n    {"),
@@ -114,7 +118,22 @@ MISTAKES = {
     ),
     "values before keys": Mistake("TURN", "row + (is_value ? rows : 0)", "row + (is_value ? 0 : rows)"),
     "another head": Mistake(
-        "TURN", "(long)row * HEADS + head) * SIZE", "(long)row * HEADS + HEADS - 1 - head) * SIZE"
+        "TURN", "(long)row * HEADS + head) * tokens", "(long)row * HEADS + HEADS - 1 - head) * tokens"
+    ),
+    "tokens of a chunk as its rows": Mistake(
+        "TURN",
+        "row = token / tokens, place = token % tokens",
+        "row = token % rows, place = token / rows",
+        case="chunk",
+    ),
+    "keys of a chunk in reverse": Mistake(
+        "TURN",
+        "* KV_HEADS + kv) * tokens + place",
+        "* KV_HEADS + kv) * tokens + tokens - 1 - place",
+        case="chunk",
+    ),
+    "the position of the row's first token": Mistake(
+        "TURN", "offsets[token]", "offsets[row * tokens]", case="chunk"
     ),
     "half of the sum": Mistake("TURN", "int o = 16; o > 0", "int o = 8; o > 0"),
 }

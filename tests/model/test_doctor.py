@@ -40,7 +40,13 @@ def test_the_load_check_says_what_passed_and_what_is_used() -> None:
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and found[2].facts["limit"] == 0.005
     assert found[0].advice == "not used for this model"
     assert found[2].advice == "not used for this model; instead: equal lengths only"
-    methods = {"decode": "grouped", "attention": "engine", "prefill_rows": 8, "padded": 0}
+    methods = {
+        "decode": "grouped",
+        "attention": "engine",
+        "fused_prompts": False,
+        "prefill_rows": 8,
+        "padded": 0,
+    }
     assert found[-1].facts == methods | {"library_chunks": False, "snapshots": True}
     (alone,) = doctor.report_load_check(LoadCheckReport(ComputeMethods("row_by_row"), ()))
     assert alone.level == "note" and "one by one" in alone.advice

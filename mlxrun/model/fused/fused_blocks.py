@@ -1,16 +1,16 @@
-"""Decoder layers whose decode steps take few kernels.
+"""Decoder layers whose forwards take few kernels.
 
-`hook_layers` derives the classes of layers of the layout of layouts.py. While rows decode from pages, and the
-cache has `operations`, such a layer is computed here; else by the library's own code. The sum at the end of a
-layer is made together with the norm that follows. If that norm is called with this very sum, it returns what
-was prepared.
+`hook_layers` derives the classes of layers of the layout of layouts.py. Such a layer is computed here while
+rows decode from pages and the cache has `operations`. So it is in prompts for which `use_engine_attention`
+has some. Else it is computed by the library's own code. The sum at the end of a layer is made together with
+the norm that follows. If that norm is called with this very sum, it returns what was prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,10 +18,17 @@ import mlx.nn as nn
 from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.layouts import BlockLayout, find_layout, read_norm
 from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
-from mlxrun.model.hooks.attention import RowKeysCache
+from mlxrun.model.hooks.attention import (
+    RowKeysCache,
+    attend_prompt,
+    find_positions,
+    get_prompt_operations,
+)
 from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.hooks.quantized_layers import list_modules
-from mlxrun.model.kv.paged.paged_cache import PagedCache
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
+
+_KEYED = (LayerKind.KV, LayerKind.WINDOW)
 
 
 class _PreparedNorm(nn.Module):
@@ -57,12 +64,15 @@ class FusedLayer:
     gated: JoinedProduct | None
     follower: tuple[nn.Module, NormRule] | None = None
 
-    def compute(self, x: mx.array, mask: Any, cache: PagedCache, operations: LayerOperations) -> mx.array:
-        """The layer's output [rows, 1, D] for one token of each row."""
+    def compute(self, x: mx.array, mask: Any, cache: Any, operations: LayerOperations) -> mx.array:
+        """The layer's output [rows, n, D]: for one token of each row with a PagedCache, or for a chunk."""
         product = self.product(self.norm(x))
-        queries, written = operations.make_heads(product, self.heads, cache.offset)
-        attended = cache.update_joined(written).attend(queries, self.scale, mask)
-        change = self.output(attended.reshape(x.shape[0], 1, -1))
+        if x.shape[1] == 1:
+            queries, written = operations.make_heads(product, self.heads, cache.offset)
+            attended = cache.update_joined(written).attend(queries, self.scale, mask)
+            change = self.output(attended.reshape(x.shape[0], 1, -1))
+        else:
+            change = self.output(self._attend_chunk(product, mask, cache, operations))
         summed, normed = operations.add_norm(x, change, self.second)
         change = self.middle(normed if self.gated is None else operations.gate(self.gated(normed)))
         if self.follower is None:
@@ -72,6 +82,17 @@ class FusedLayer:
         prepare_norm(norm, prepared)
         return prepared[0]
 
+    def _attend_chunk(
+        self, product: mx.array, mask: Any, cache: Any, operations: LayerOperations
+    ) -> mx.array:
+        """Attention of a chunk [rows, n, heads * size], whose keys and values go into the library's cache."""
+        rows, tokens, _ = product.shape
+        positions = find_positions(cache.offset, tokens, rows)
+        queries, written = operations.make_heads(product, self.heads, positions)
+        keys, values = cache.update_and_fetch(written[:rows], written[rows:])
+        attended = attend_prompt(queries, keys, values, self.scale, mask)
+        return attended.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
+
 
 class _FusedBlock(nn.Module):
     """Mixed into the classes of layers."""
@@ -79,10 +100,18 @@ class _FusedBlock(nn.Module):
     fused: FusedLayer
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *more: Any, **named: Any) -> Any:
-        operations = cache.operations if isinstance(cache, RowKeysCache) else None
+        operations = _find_operations(x, cache)
         if operations is None or any(value is not None for value in (*more, *named.values())):
             return super().__call__(x, mask, cache, *more, **named)
-        return self.fused.compute(x, mask, cast("PagedCache", cache), operations)
+        return self.fused.compute(x, mask, cache, operations)
+
+
+def _find_operations(x: mx.array, cache: Any) -> LayerOperations | None:
+    """By what operations a layer computes these tokens; None: by the library's code."""
+    if isinstance(cache, RowKeysCache):
+        return cache.operations
+    is_chunk = x.shape[1] > 1 and isinstance(getattr(cache, "offset", None), int)
+    return get_prompt_operations() if is_chunk and get_kind(cache) in _KEYED else None
 
 
 def list_fused(model: nn.Module) -> list[FusedLayer]:

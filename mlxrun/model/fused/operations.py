@@ -58,17 +58,18 @@ class HeadRule:
 
 
 class LayerOperations(Protocol):
-    """What a layer computes for one token of each row."""
+    """What a layer computes for n tokens of each row: one of a decode step, or those of a chunk."""
 
     def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
-        """The sum of two arrays [rows, 1, D], and its norm."""
+        """The sum of two arrays [rows, n, D], and its norm."""
 
     def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        """Queries [rows, heads, 1, size], and keys and values [2 * rows, KV heads, size], keys before values.
-        `product` [rows, 1, (heads + 2 * KV heads) * size]; `offsets` int32 [rows]: positions."""
+        """Queries [rows, heads, n, size], and keys and values [2 * rows, KV heads, n, size], keys before
+        values, without the axis of a single token. `product` [rows, n, (heads + 2 * KV heads) * size];
+        `offsets` int32 [rows * n]: positions, those of a row one after the other."""
 
     def gate(self, product: mx.array) -> mx.array:
-        """silu(gate) * up [rows, 1, D] of the product [rows, 1, 2 * D] of gate and up."""
+        """silu(gate) * up [rows, n, D] of the product [rows, n, 2 * D] of gate and up."""
 
 
 class ArrayOperations:
@@ -79,16 +80,18 @@ class ArrayOperations:
         return summed, mx.fast.rms_norm(summed, norm.weight, norm.eps)
 
     def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        rows = product.shape[0]
-        heads = product.reshape(rows, -1, 1, rule.size)
+        rows, tokens, _ = product.shape
+        heads = product.reshape(rows, tokens, -1, rule.size).transpose(0, 2, 1, 3)
         ends = [rule.heads, rule.heads + rule.kv_heads]
         queries, keys, values = mx.split(heads, ends, axis=1)
         if rule.norms is not None:
             parts = zip((queries, keys), rule.norms, strict=True)
             queries, keys = (mx.fast.rms_norm(part, norm.weight, norm.eps) for part, norm in parts)
         if rule.rotary is not None:
-            queries, keys = (_rotate(part, rule.rotary, offsets) for part in (queries, keys))
-        return queries, mx.concatenate([keys[:, :, 0], values[:, :, 0]])
+            firsts = offsets if tokens == 1 else offsets[::tokens]
+            queries, keys = (_rotate(part, rule.rotary, firsts) for part in (queries, keys))
+        written = mx.concatenate([keys, values])
+        return queries, written[:, :, 0] if tokens == 1 else written
 
     def gate(self, product: mx.array) -> mx.array:
         gate, up = mx.split(product, 2, axis=-1)
@@ -129,7 +132,7 @@ class KernelOperations:
         return summed, normed
 
     def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        rows, rotary, norms = product.shape[0], rule.rotary, rule.norms
+        (rows, tokens, _), rotary, norms = product.shape, rule.rotary, rule.norms
         listed = rotary is not None and rotary.frequencies is not None
         inputs = ("product", *(("query_weight", "key_weight") if norms else ()))
         arrays = [product, *(norm.weight for norm in norms or ())]
@@ -149,9 +152,12 @@ class KernelOperations:
         queries, written = kernel(
             inputs=arrays,
             template=[("T", product.dtype), *numbers.items()],
-            grid=((rule.heads + 2 * rule.kv_heads) * 32, rows, 1),
+            grid=(rows * tokens * 32, rule.heads + 2 * rule.kv_heads, 1),
             threadgroup=(32, 1, 1),
-            output_shapes=[(rows, rule.heads, 1, rule.size), (2 * rows, rule.kv_heads, rule.size)],
+            output_shapes=[
+                (rows, rule.heads, tokens, rule.size),
+                (2 * rows, rule.kv_heads, *([] if tokens == 1 else [tokens]), rule.size),
+            ],
             output_dtypes=[product.dtype] * 2,
         )
         return queries, written
@@ -161,7 +167,7 @@ class KernelOperations:
         gated: mx.array = _compile("gate", ("product",), ("gated",), {})(
             inputs=[product],
             template=[("T", product.dtype), ("SIZE", size), ("THREADS", GATE_THREADS)],
-            grid=(_round_up(size, GATE_THREADS), rows, 1),
+            grid=(rows * GATE_THREADS, -(-size // GATE_THREADS), 1),
             threadgroup=(GATE_THREADS, 1, 1),
             output_shapes=[(*product.shape[:-1], size)],
             output_dtypes=[product.dtype],

@@ -240,6 +240,8 @@ class _EngineAttention:
     calls = 0
     check: AttentionCall | None = None
     on_cpu: AttentionCall | None = None
+    operations: LayerOperations | None = None
+    positions: tuple[tuple[int, ...], mx.array] | None = None  # of the last chunk; layers have the same
 
 
 @contextmanager
@@ -247,21 +249,25 @@ def use_engine_attention(
     calls_per_launch: int = 0,
     check: AttentionCall | None = None,
     on_cpu: AttentionCall | None = None,
+    operations: LayerOperations | None = None,
 ) -> Iterator[None]:
     """Within the block, forwards are the engine's own: on a CPU they attend as device_attention.py does.
 
     `calls_per_launch`: how many results of attention over plain arrays are launched together, 0: none. So a
     device computes the first layers of a prompt while Python builds the later ones. `check`: called before
     each call of the engine's attention, with the same arguments. `on_cpu`: called in place of
-    `compute_attention`.
+    `compute_attention`. `operations`: of fused layers for prompts (model/fused); None: their layers are the
+    library's.
     """
     _EngineAttention.enabled, _EngineAttention.calls = True, 0
     _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
+    _EngineAttention.operations, _EngineAttention.positions = operations, None
     before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, on_cpu
     try:
         yield
     finally:
         _EngineAttention.enabled, _EngineAttention.check = False, None
+        _EngineAttention.operations = _EngineAttention.positions = None
         _EngineAttention.on_cpu = before
 
 
@@ -305,6 +311,33 @@ def attend_plain(
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 
 
+def attend_prompt(
+    queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any
+) -> mx.array:
+    """Attention over plain arrays in an engine's forward. Every so many calls are launched."""
+    out = _attend(queries, keys, values, scale, mask, **kwargs)
+    _EngineAttention.calls += 1
+    every = _EngineAttention.calls_per_launch
+    if every and _EngineAttention.calls % every == 0:
+        mx.async_eval(out)
+    return out
+
+
+def get_prompt_operations() -> LayerOperations | None:
+    """By what operations fused layers compute the prompts of this forward; None: by the library's code."""
+    return _EngineAttention.operations
+
+
+def find_positions(first: int, tokens: int, rows: int) -> mx.array:
+    """The positions int32 [rows * tokens] of a chunk that begins at the `first` one in each row. The layers
+    of a forward share them."""
+    chunk, known = (first, tokens, rows), _EngineAttention.positions
+    if known is None or known[0] != chunk:
+        known = chunk, mx.tile(mx.arange(first, first + tokens, dtype=mx.int32), rows)
+        _EngineAttention.positions = known
+    return known[1]
+
+
 def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     names = tuple(inspect.signature(original).parameters)
     known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
@@ -319,12 +352,7 @@ def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             if extra.keys() - {"sinks"}:
                 raise NotRaggedError(f"attention with {', '.join(extra)}")
             return keys.attend(queries, given["scale"], given.get("mask"), **extra)
-        out = _attend(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
-        _EngineAttention.calls += 1
-        every = _EngineAttention.calls_per_launch
-        if every and _EngineAttention.calls % every == 0:
-            mx.async_eval(out)
-        return out
+        return attend_prompt(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
 
     attend.routes_ragged_keys = True  # type: ignore[attr-defined]
     return attend

@@ -1,10 +1,11 @@
-// A block of 32 threads has a head of a row. Inputs: product [rows, (HEADS + 2 * KV_HEADS) * SIZE] of queries, keys and
-// values; query_weight and key_weight [SIZE] of their norms; frequencies [TURNED / 2]; offsets int32 [rows]. Outputs:
-// queries [rows, HEADS, 1, SIZE]; written [2 * rows, KV_HEADS, SIZE], keys before values. The first TURNED numbers of a
-// head are rotated in pairs, of neighbours or of the two halves.
-  const int head = BLOCK_X, row = BLOCK_Y, rows = product_shape[0];
+// A block of 32 threads has a head of a token. Inputs: product [rows, n, (HEADS + 2 * KV_HEADS) * SIZE] of queries, keys
+// and values; query_weight and key_weight [SIZE] of their norms; frequencies [TURNED / 2]; offsets int32 [rows * n].
+// Outputs: queries [rows, HEADS, n, SIZE]; written [2 * rows, KV_HEADS, n, SIZE], keys before values. The first TURNED
+// numbers of a head are rotated in pairs, of neighbours or of the two halves.
+  const int token = BLOCK_X, head = BLOCK_Y, rows = product_shape[0], tokens = product_shape[1];
+  const int row = token / tokens, place = token % tokens;
   const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
-  const long from = ((long)row * (HEADS + 2 * KV_HEADS) + head) * SIZE;
+  const long from = ((long)token * (HEADS + 2 * KV_HEADS) + head) * SIZE;
   float first[PAIRS], second[PAIRS], total = 0;
   UNROLLED
   for (int n = 0; n < PAIRS; n++) {
@@ -42,7 +43,7 @@
 #else
       const float inverse = EXP2(-(float(pair) / float(TURNED / 2)) * LOG_BASE);
 #endif
-      const float angle = POSITION_SCALE * float(offsets[row]) * inverse;
+      const float angle = POSITION_SCALE * float(offsets[token]) * inverse;
       const float cosine = COS(angle), sine = SIN(angle), a = first[n], b = second[n];
       first[n] = a * cosine - b * sine;
       second[n] = a * sine + b * cosine;
@@ -50,12 +51,12 @@
 #endif
     const T one = T(first[n]), two = T(second[n]);
     if (is_query) {
-      const long to = ((long)row * HEADS + head) * SIZE;
+      const long to = (((long)row * HEADS + head) * tokens + place) * SIZE;
       queries[to + at] = one;
       queries[to + other] = two;
     } else {
       const int kv = head - HEADS - (is_value ? KV_HEADS : 0);
-      const long to = ((long)(row + (is_value ? rows : 0)) * KV_HEADS + kv) * SIZE;
+      const long to = (((long)(row + (is_value ? rows : 0)) * KV_HEADS + kv) * tokens + place) * SIZE;
       written[to + at] = one;
       written[to + other] = two;
     }

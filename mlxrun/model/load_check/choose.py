@@ -218,14 +218,17 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool, fuse
     """The fastest methods, by the kinds of the model's caches and layers, and by the config only."""
     scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
     batched = _choose_batched(template, config, fused) if paged and gpu else "ragged"
+    # Prompts wait for launches on CUDA. On Apple's GPUs nobody has measured.
+    fused_prompts = uses_cuda() and fused
+    make = partial(ComputeMethods, launch_first=uses_cuda(), snapshots=snapshots, fused_prompts=fused_prompts)
     if config.engine.reproducible:
         # A CPU's BLAS may round a row by its place among the others, which has to be compared.
         possible = can_batch(template) and (gpu or config.engine.load_check)
         decode: DecodeMethod = batched if possible else "row_by_row"
         width, grid = scheduler.max_running if gpu else CPU_WIDTHS[0], scheduler.chunk or DEFAULT_CHUNK
-        return ComputeMethods(decode, PrefillSharing(), width, uses_cuda(), snapshots, grid=grid)
+        return make(decode, fixed_width=width, grid=grid)
     if not can_batch(template):
-        return ComputeMethods("row_by_row", snapshots=snapshots)
+        return make("row_by_row")
     padded = find_padding_limit(
         template, scheduler.prefill_budget if gpu else scheduler.chunk or DEFAULT_CHUNK
     )
@@ -233,7 +236,7 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool, fuse
     shared = SHORT_CHUNK if uses_cuda() else NO_LIMIT
     merged, tails = gpu and not uses_cuda(), can_stack(template)
     sharing = PrefillSharing(scheduler.prefill_rows, padded, merged, tails, shared)
-    return ComputeMethods(batched, sharing, launch_first=uses_cuda(), snapshots=snapshots)
+    return make(batched, sharing)
 
 
 def _choose_batched(template: Sequence[Any], config: Config, fused: bool) -> DecodeMethod:

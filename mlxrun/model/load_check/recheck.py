@@ -98,7 +98,7 @@ def _copy_caller(caller: ModelCaller, is_wanted: Callable[[], bool]) -> ModelCal
     """A caller of the same model with its own state, which raises CheckInterrupted instead of computing once
     something else is wanted."""
     copied: Any = copy.copy(caller)
-    copied.attention = ModelCaller.attention
+    copied.attention, copied.fused_prompts = ModelCaller.attention, ModelCaller.fused_prompts
     if hasattr(copied, "refused"):
         copied.refused = dict(copied.refused)
         copied.reset_images()

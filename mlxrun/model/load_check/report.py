@@ -139,6 +139,7 @@ def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
     return {
         "decode": methods.decode,
         "attention": methods.attention,
+        "fused_prompts": methods.fused_prompts,
         "prefill_rows": methods.sharing.max_rows,
         "padded": methods.sharing.max_padded,
         "library_chunks": methods.library_chunks,

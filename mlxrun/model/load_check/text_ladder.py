@@ -107,14 +107,14 @@ class TextLadder:
 
     def _compare_with(self, attention: AttentionMethod) -> ComputeMethods | None:
         """The methods of prompts and rows that pass with this attention; None if none do."""
-        methods = replace(self._candidate, attention=attention)
+        methods = replace(self._candidate, attention=attention, fused_prompts=False)
         whole = methods.whole_prompts
         instead = AT_ONCE if whole else IN_CHUNKS
         if not self._passes("prefill chunks", lambda runs: runs.prefill(split=True), instead) or whole:
             methods = methods.split_as_library()
             if not self._passes("prefill whole", lambda runs: runs.prefill(split=False), LIBRARY_ATTENTION):
                 return None
-        decode = self._choose_decode(methods)
+        decode = self.choose_decode(methods)
         return None if decode is None else replace(methods, decode=decode)
 
     def _choose_extras(self, methods: ComputeMethods) -> ComputeMethods:
@@ -122,6 +122,7 @@ class TextLadder:
         prompt is computed by itself, as was compared."""
         if methods.decode == "ragged" and self._quantization is not None:
             self._check_quantization(self._quantization)
+        methods = replace(methods, fused_prompts=self._choose_prompts(methods))
         methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
         if methods.snapshots:
             without = "prompts are always computed whole: no prefix cache"
@@ -130,6 +131,17 @@ class TextLadder:
             passes = self._passes("snapshot", TextChecks.restore_snapshots, without, short=short)
             methods = replace(methods, snapshots=passes)
         return methods
+
+    def _choose_prompts(self, methods: ComputeMethods) -> bool:
+        """Whether fused layers compute prompts. What follows is then compared with such prompts."""
+        caller = self._reference.caller
+        wanted = self._candidate.fused_prompts and methods.decode == "fused" and methods.attention == "engine"
+        if wanted and not methods.library_chunks:
+            caller.fused_prompts = True
+            caller.fused_prompts = self._passes(
+                "prefill fused", lambda runs: runs.prefill(split=True), LIBRARY_LAYERS
+            )
+        return caller.fused_prompts
 
     def _passes(
         self, name: str, run: Callable[[TextChecks], CheckLogits], instead: str, *, short: bool = False
@@ -142,7 +154,7 @@ class TextLadder:
                 return False
         return True
 
-    def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod | None:
+    def choose_decode(self, methods: ComputeMethods) -> DecodeMethod | None:
         """The fastest method that passes; None if none does."""
         methods_left: Sequence[DecodeMethod] = get_args(DecodeMethod)
         first = "paged" if uses_pages(methods.decode) else methods.decode

@@ -13,7 +13,7 @@ The decode methods, from the fastest to the slowest, are all exact:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 from mlxrun.model.fused.operations import choose_operations
@@ -41,7 +41,8 @@ class ComputeMethods:
     `narrow_widths`: without pages, smaller widths with the same bits, for fewer rows. `grid`: with a fixed
     width, the chunks of all prompts end at multiples of this many tokens; 1: anywhere. `launch_first`:
     launch a step before the tokens of the last one are read (docs/architecture/decoding.md). `snapshots`:
-    rows are copied for the prefix cache and restored from it.
+    rows are copied for the prefix cache and restored from it. `fused_prompts`: fused layers compute prompts
+    too.
 
     `library_chunks`: each prompt is split as the library splits it, since other chunks would change the
     result. `whole_prompts`: and at once, with its last token, since its tokens see later ones. `whole_media`:
@@ -55,10 +56,12 @@ class ComputeMethods:
 
     decode: DecodeMethod = "ragged"
     sharing: PrefillSharing = field(default_factory=PrefillSharing)
+    _: KW_ONLY
     fixed_width: int = 0
     any_width: bool = False
     launch_first: bool = False
     snapshots: bool = True
+    fused_prompts: bool = False
     library_chunks: bool = False
     whole_prompts: bool = False
     whole_media: bool = False

@@ -27,6 +27,7 @@ from mlxrun.core.media_names import (
     list_refusable,
     name_pair,
 )
+from mlxrun.model.fused.operations import choose_operations
 from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
 from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
 from mlxrun.model.hooks.install import InstalledHook
@@ -76,11 +77,12 @@ class ModelCaller:
     """Calls a loaded model for the runner; this class is for text models.
 
     `weights`: their form. `row_adapters`: the LoRA adapters of a forward's rows, None: there are none.
-    `attention`: whose attention its forwards over plain arrays use, as the load check decides. `hooks`: the
-    changes to the library's model.
+    `attention`: whose attention its forwards over plain arrays use, as the load check decides.
+    `fused_prompts`: fused layers compute prompts too. `hooks`: the changes to the library's model.
     """
 
     attention: AttentionMethod = "engine"
+    fused_prompts = False
     whole_prompts = False  # the tokens of a prompt see later ones
     library_computes_whole = False  # the library's policy is to compute prompts at once
     hooks: tuple[InstalledHook, ...] = ()
@@ -122,7 +124,10 @@ class ModelCaller:
     ) -> AbstractContextManager[None]:
         """Within the block, the engine's forwards use `attention`. The arguments are those of
         `use_engine_attention`."""
-        return use_engine_attention(calls_per_launch, check) if self.attention == "engine" else nullcontext()
+        if self.attention != "engine":
+            return nullcontext()
+        operations = choose_operations() if self.fused_prompts else None
+        return use_engine_attention(calls_per_launch, check, operations=operations)
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         """The request's inputs besides token ids. RequestError if the model cannot use `media`. `cached`:

@@ -9,11 +9,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import BatchKVCache
 
 from mlxrun.model.fused.fused_blocks import hook_layers, list_fused
 from mlxrun.model.fused.operations import ARRAYS, ArrayOperations, HeadRule, NormRule
+from mlxrun.model.run import model_caller
 from mlxrun.model.run.model_caller import ModelCaller
-from tests.helpers.fused_models import decode_rows, make_caller
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from tests.helpers.fused_models import decode_rows, make_caller, prefill_rows
 from tests.helpers.model_fixtures import mark_sweep
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral3", "smollm3", "phi3", "glm", "gemma", "granite", "qwen3_moe")
@@ -45,6 +48,43 @@ def test_rows_decode_bit_by_bit_as_with_the_librarys_layers(family: str, compile
     caller = make_caller(family)
     assert mx.array_equal(decode_rows(caller, ARRAYS, compiled), expected).item()
     assert mx.array_equal(decode_rows(caller, None, compiled), expected).item()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", mark_sweep(FAMILIES, ("llama", "qwen3", "phi3", "gemma")))
+def test_prompts_are_computed_bit_by_bit_as_with_the_librarys_layers(family: str, rows: int) -> None:
+    expected = prefill_rows(make_caller(family, fused=False), rows)
+    caller = make_caller(family)
+    caller.fused_prompts = True
+    found = prefill_rows(caller, rows)
+    assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
+
+
+def test_only_chunks_of_the_engines_own_forwards_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one token, and what the library computes by itself, take no operations of ours."""
+    counter = Counter()
+    monkeypatch.setattr(model_caller, "choose_operations", lambda: counter)
+    caller = make_caller("llama")
+    layers = len(caller.model.layers)
+    prefill_rows(caller)
+    caller.fused_prompts = True
+    caller.prefill(mx.array([[1, 2, 3]]), caller.make_cache(), 0, TEXT_ONLY)
+    caller.call_library([1, 2, 3], caller.make_cache(), 0)
+    assert counter.heads == 0
+    prefill_rows(caller)
+    assert (counter.heads, counter.norms, counter.gates) == (2 * layers, 4 * layers, 2 * layers)
+
+
+def test_a_cache_of_many_positions_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's batch cache has a position for each row."""
+    counter = Counter()
+    monkeypatch.setattr(model_caller, "choose_operations", lambda: counter)
+    caller = make_caller("llama")
+    caller.fused_prompts = True
+    cache = [BatchKVCache([0, 0]) for _ in caller.model.layers]
+    with caller.use_attention():
+        mx.eval(caller.model(mx.array([[1, 2, 3], [4, 5, 6]]), cache=cache))
+    assert counter.heads == 0
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
@@ -179,3 +219,13 @@ def test_a_planted_fault_changes_the_logits(plant: Any) -> None:
     plant(caller)
     assert not mx.allclose(decode_rows(caller), expected, rtol=1e-3, atol=1e-3).item()
     assert mx.array_equal(decode_rows(caller, None), expected).item()
+
+
+@pytest.mark.parametrize("plant", [swap_weights, lose_follower, change_heads, change_scale])
+def test_a_planted_fault_changes_prompts(plant: Any) -> None:
+    expected = prefill_rows(make_caller("qwen3", fused=False))
+    caller = make_caller("qwen3")
+    plant(caller)
+    assert mx.array_equal(prefill_rows(caller)[0], expected[0]).item()
+    caller.fused_prompts = True
+    assert not mx.allclose(prefill_rows(caller)[0], expected[0], rtol=1e-3, atol=1e-3).item()
