@@ -138,6 +138,13 @@ def round_length(tokens: int) -> int:
     return power // 4 * 3 if power > 2 * STEP and tokens <= power // 4 * 3 else power
 
 
+def count_dummies(start: int, tokens: int) -> int:
+    """Tokens to be added behind a chunk, so that the attention of its layers needs fewer of its own. 0 if it
+    would need more than STEP."""
+    behind = round_length(start % STEP + tokens) - start % STEP - tokens
+    return behind if behind < STEP else 0
+
+
 def attend_causally(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
     """Causal attention [rows, Hq, n, D] of the newest n tokens to `keys` [rows, H, tokens, D]."""
     rows, _, tokens, _ = queries.shape

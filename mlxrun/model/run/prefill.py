@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.core.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
+from mlxrun.model.hooks.device_attention import count_dummies
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
+from mlxrun.model.kv.ragged.layer_caches import flatten_caches, list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import DueSnapshots, SnapshotCopier
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.run.chunk_grouping import group_chunks
@@ -60,6 +62,8 @@ class PrefillRunner:
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
+        kinds = {layer_caches.get_kind(layer) for layer in flatten_caches(caller.make_cache())}
+        self._has_only_keys = kinds == {layer_caches.LayerKind.KV}
         slice_bytes = choose_slice_bytes(count_weight_bytes(caller.model))
         self._logprob_reader = PromptLogprobReader(
             caller, vocab, slice_bytes, aligned=methods.fixed_width > 0
@@ -118,14 +122,24 @@ class PrefillRunner:
         left for a decode step to compute."""
         layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
         for part in self._split_chunk(chunk, row):
-            ids = [row.tokens[part.start : part.stop]]
-            forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
-            done = self._call_model(forward, _list_parts([part], [row]), [part], [row])
+            ids, parts = [row.tokens[part.start : part.stop]], _list_parts([part], [row])
+            dummies = self._count_dummies(row.cache, part.start, part.stop)
+            dummies = dummies if row.inputs is TEXT_ONLY and not parts else 0
+            forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers, dummies)
+            done = self._call_model(forward, parts, [part], [row])
             output.prompt_logprobs += done.slices
         row.cached = chunk.stop
         if chunk.stop == len(row.tokens) and not row.ends_unsampled:
             own, sampler = (chunk.request_id,), Sampler([row.sampling], self._vocab)
             output.logits.append(LogitsBatch(own, done.last, sampler, [chunk.stop], hidden=done.hidden))
+
+    def _count_dummies(self, cache: Sequence[Any], start: int, stop: int) -> int:
+        """Dummy tokens behind a chunk. They cost less than what each layer's attention would add on CUDA."""
+        if not (self._methods.launch_first and self._methods.sharing.max_padded) or self._mtp is not None:
+            return 0
+        count, layers = count_dummies(start, stop - start), flatten_caches(cache)
+        fits = all(layer.keys is None or stop + count <= layer.keys.shape[2] for layer in layers)
+        return count if self._has_only_keys and fits else 0
 
     def _split_chunk(self, chunk: PrefillChunk, row: RunningRow) -> list[PrefillChunk]:
         """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
@@ -146,12 +160,15 @@ class PrefillRunner:
         ids = [
             row.tokens[start : c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)
         ]
+        parts, dummies = _list_parts(chunks, rows), self._count_dummies((), start, longest)
+        dummies = 0 if parts else dummies
         if start:
-            cache = layer_caches.stack_rows([row.cache for row in rows], longest - start)
+            cache = layer_caches.stack_rows([row.cache for row in rows], longest + dummies - start)
         else:
-            cache = reserve_capacity(self._caller.make_cache(), longest)
-        forward = PrefillForward(ids, cache, start, TEXT_ONLY, tuple(row.adapter for row in rows))
-        done = self._call_model(forward, _list_parts(chunks, rows), chunks, rows)
+            cache = reserve_capacity(self._caller.make_cache(), longest + dummies)
+        adapters = tuple(row.adapter for row in rows)
+        forward = PrefillForward(ids, cache, start, TEXT_ONLY, adapters, dummies=dummies)
+        done = self._call_model(forward, parts, chunks, rows)
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
             # row that never decodes is freed.

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.core.step_plan import PrefillChunk, PromptLogprobs
 from mlxrun.model.hooks.quantized_layers import bound_transients
+from mlxrun.model.kv.ragged.layer_caches import flatten_caches
 from mlxrun.model.run.hidden_hook import HiddenStateHook, find_hidden_hook
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
@@ -65,7 +66,8 @@ class LogprobPart:
 @dataclass(frozen=True, slots=True)
 class PrefillForward:
     """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the LoRA adapters, one for each
-    row or each token; `layers`: how many are launched at a time, 0: none yet."""
+    row or each token; `layers`: how many are launched at a time, 0: none yet. `dummies`: tokens that are
+    computed behind each row and dropped; all layers must be KV."""
 
     ids: list[list[int]]
     cache: list[Any]
@@ -73,12 +75,19 @@ class PrefillForward:
     inputs: PromptInputs
     adapters: Sequence[int]
     layers: int = 0
+    dummies: int = 0
 
     def call(self, caller: ModelCaller) -> mx.array:
         """Logits [rows, n, V]."""
         rows = caller.row_adapters.use(self.adapters)
         with caller.use_attention(self.layers), bound_transients(), rows:
-            return caller.prefill(mx.array(self.ids), self.cache, self.start, self.inputs)
+            ids = [row + [0] * self.dummies for row in self.ids]
+            logits = caller.prefill(mx.array(ids), self.cache, self.start, self.inputs)
+        if not self.dummies:
+            return logits
+        for layer in flatten_caches(self.cache):
+            layer.trim(self.dummies)
+        return logits[:, : -self.dummies]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from mlxrun.core.request import SamplingParams
 from mlxrun.core.step_plan import PrefillChunk, SnapshotKind, SnapshotRequest
+from mlxrun.model.hooks import device_attention
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
@@ -72,10 +73,8 @@ def test_chunks_of_any_size_give_the_logits_of_one_forward(zoo: Zoo, chunk: int,
     assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() < 1e-4
 
 
-def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64))
-    for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
-        prefill.add(name, prompt)
+def watch_shapes(prefill: Prefill, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the forwards from now on."""
     shapes: list[tuple[int, ...]] = []
     call = prefill.caller.prefill
 
@@ -84,6 +83,59 @@ def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.
         return call(ids, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(prefill.caller, "prefill", watch)
+    return shapes
+
+
+def test_dummies_behind_chunks_change_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention on CUDA wants multiples of 256 tokens; here of 8."""
+    monkeypatch.setattr(device_attention, "STEP", 8)
+    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64), launch_first=True)
+    shapes = watch_shapes(prefill, monkeypatch)
+    prompts = {"a": LONG, "b": SHORT, "c": EQUAL, "d": LONG}
+    for name, prompt in prompts.items():
+        prefill.add(name, prompt)
+    prefill.run(("a", 0, 16))
+    prefill.run(("a", 16, 29))
+    prefill.run(("a", 29, 37))
+    prefill.run(("b", 0, 31), ("c", 0, 29))
+    prefill.run(("d", 0, 33))  # 15 would be too many
+    assert shapes == [(1, 16), (1, 13 + 3), (1, 8 + 3), (2, 31 + 1), (1, 33)]
+    assert [prefill.rows[name].cache[0].offset for name in "abcd"] == [37, 31, 29, 33]
+    for name, prompt in prompts.items():
+        assert np.abs(finish(prefill, name) - prefill.last_logits(prompt)).max() < 1e-4
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_dummies_that_stay_in_the_cache_would_be_seen(
+    zoo: Zoo, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_attention, "STEP", 8)
+    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64), launch_first=True)
+    prefill.add("a", LONG)
+    prefill.run(("a", 0, 29))
+    for layer in prefill.rows["a"].cache:
+        layer.offset += kept
+    prefill.run(("a", 29, 39))
+    differs = np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() > 1e-4
+    assert differs == bool(kept)
+
+
+def test_a_cache_that_would_grow_for_dummies_gets_none(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_attention, "STEP", 8)
+    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64), launch_first=True)
+    shapes, row = watch_shapes(prefill, monkeypatch), prefill.add("a", LONG)
+    for layer in row.cache:
+        layer.step = 37
+    for edges in ((0, 16), (16, 32), (32, 37)):
+        prefill.run(("a", *edges))
+    assert shapes == [(1, 16), (1, 16), (1, 5)]
+
+
+def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64))
+    for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
+        prefill.add(name, prompt)
+    shapes = watch_shapes(prefill, monkeypatch)
     prefill.run(("a", 0, 39), ("b", 0, 37), ("c", 0, 39))
     assert shapes == [(3, 39)]
     for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
