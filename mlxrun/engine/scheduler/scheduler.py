@@ -30,7 +30,7 @@ from mlxrun.engine.scheduler.preemption import Preemption, RowLimit
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState
 from mlxrun.engine.scheduler.token_budget import PrefillPlanner, TokenBudget
-from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
+from mlxrun.engine.scheduler.waiting_queue import LONG_TOKENS, WaitingQueue
 
 # Steps in which others get first tokens while images wait. A short prompt takes two: a chunk, a decode step.
 MAX_PUT_OFF = 2
@@ -76,6 +76,7 @@ class Scheduler:
         self._found: list[RequestState] = []  # they need no row: the prefix cache knew their logprobs
         self._num_arrivals = 0
         self._num_put_off = 0  # steps in a row without images, since others waited
+        self._held_prompts = False  # by the last step, which computed first tokens only
         self.num_preemptions = 0  # since the start
 
     # -- requests come and go -------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class Scheduler:
         if len(decoding) < len(rows):
             self._snapshot_exhausted(rows)
         queue = [s for s in queue if not s.running or s.remaining_prefill]
+        self._held_prompts = self._holds_prompts(decoding, queue)
+        queue = [] if self._held_prompts else queue
         chunks, snapshots, blocked = self._prefill_planner.plan_chunks(queue, running, len(decoding))
         encode = self._choose_encoding(blocked, bool(chunks) or any(not s.output for s in decoding))
         self.drafts.plan(decoding, running, self.token_budget.fits_next_step)
@@ -154,6 +157,13 @@ class Scheduler:
         return StepPlan(
             freed, admitted, ids, tuple(chunks), clear_pool, last, tuple(snapshots), drafts, encode, seconds
         )
+
+    def _holds_prompts(self, decoding: Sequence[RequestState], queue: Sequence[RequestState]) -> bool:
+        """Whether a step leaves out prompts, all long, since its rows get their first tokens. Those come at
+        its end."""
+        left = [s.remaining_prefill for s in queue if s.running]
+        is_fresh = bool(decoding) and not any(s.output or s.num_in_flight for s in decoding)
+        return is_fresh and not self._held_prompts and min(left, default=0) > LONG_TOKENS
 
     def _choose_encoding(self, blocked: Sequence[str], others_wait: bool) -> tuple[str, ...]:
         """The requests whose images the step encodes. It encodes none if others wait for their first tokens,

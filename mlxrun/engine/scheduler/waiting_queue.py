@@ -17,6 +17,7 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.engine.scheduler.request_state import RequestState
 
 SHORT_RATIO = 4  # a prompt is short beside one with at least this many times as much prefill left
+LONG_TOKENS = 1024  # prompts with more left are overtaken, also where one step might compute all of them
 
 
 class WaitingQueue:
@@ -54,7 +55,8 @@ class WaitingQueue:
         """The running requests in `queue` that this step prefills, in order. The flag says whether steps
         alternate, so that this one may take at most one chunk."""
         head = queue[0] if queue else None
-        behind = queue[1:] if head is not None and head.remaining_prefill > chunk else ()
+        is_long = head is not None and head.remaining_prefill > min(chunk, LONG_TOKENS)
+        behind = queue[1:] if is_long else ()
         short = [s for s in behind if head is not None and self._may_overtake(s, head)]
         self._served_head_last = not short or not self._served_head_last
         if self._served_head_last:

@@ -12,6 +12,7 @@ from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.core.request import FinishReason, Request
 from mlxrun.core.step_plan import StepPlan
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.scheduler.waiting_queue import LONG_TOKENS
 from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, make_settings
 
 POLICIES = ("fcfs", "priority", "shortest", "fair")
@@ -53,6 +54,46 @@ def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> 
     assert sum(prefilled(plan) for plan in after[: done + 1]) <= 2 * CHUNK
     assert all(len(plan.decode) >= 4 for plan in after)
     assert runner.broken == []
+
+
+def start_long(left: int) -> tuple[FakeRunner, Engine]:
+    """A prompt with so many tokens left, all of which one chunk has room for."""
+    runner = FakeRunner()
+    engine = make_engine(runner, make_settings(chunk=4096, prefill_budget=4096, max_running=4), context=20000)
+    engine.add(make_request("long", 4096 + left + 1, 2))
+    engine.step()
+    return runner, engine
+
+
+@pytest.mark.parametrize(("left", "overtakes"), [(LONG_TOKENS + 1, True), (LONG_TOKENS, False)])
+def test_what_is_left_of_a_long_prompt_is_overtaken(left: int, overtakes: bool) -> None:
+    """On CUDA a chunk has thousands of tokens, and a short prompt would wait for all of them."""
+    runner, engine = start_long(left)
+    engine.add(make_request("short", 41, 2))
+    engine.step()
+    found = [chunk.request_id for chunk in runner.plans[1].prefill]
+    assert found == (["short"] if overtakes else ["long", "short"])
+
+
+def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt() -> None:
+    """A step's tokens come at its end. The long prompt goes on in the next step that launches something."""
+    runner, engine = start_long(8000)
+    engine.add(make_request("short", 41, 3))
+    for _ in range(5):
+        engine.step()
+    steps = [(plan.decode, prefilled(plan, "long"), prefilled(plan, "short")) for plan in runner.plans[1:]]
+    assert steps[:2] == [((), 0, 40), (("short",), 0, 0)]
+    assert next(long for _, long, _ in steps[2:] if long) > 0
+    assert sum(bool(long) for _, long, _ in steps[2:]) >= 2 and runner.broken == []
+
+
+def test_rows_that_have_tokens_do_not_hold_prompts() -> None:
+    runner, engine = busy("fcfs")
+    engine.add(make_request("short", 7, 3))
+    for _ in range(6):
+        engine.step()
+    joins = next(i for i, plan in enumerate(runner.plans) if "short" in plan.decode)
+    assert prefilled(runner.plans[joins], "long") == CHUNK
 
 
 def test_the_head_of_the_queue_keeps_every_other_step() -> None:
