@@ -34,7 +34,9 @@ from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_m
 WARM_SIZE, WARM_SECONDS = 1024, 0.2
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
-CUDA_STEP_COSTS = StepCosts(512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75)
+CUDA_STEP_COSTS = StepCosts(
+    512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75, lone_share=0.3
+)
 # A deep prompt's chunk costs about as much as a step of 16 rows.
 CPU_STEP_COSTS = StepCosts(deep_prompt=384, lone_share=0.25)
 BUSY = {"cpu": 256, "metal": 512, "cuda": 2048}  # tokens beside decoding rows
