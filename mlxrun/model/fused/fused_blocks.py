@@ -19,7 +19,7 @@ from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.layouts import BlockLayout, find_layout, read_norm
 from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
 from mlxrun.model.hooks.attention import RowKeysCache
-from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.derived_layers import mix_in, takes_heads
 from mlxrun.model.hooks.quantized_layers import list_modules
 from mlxrun.model.kv.paged.paged_cache import PagedCache
 
@@ -62,9 +62,11 @@ class FusedLayer:
         product = self.product(self.norm(x))
         queries, written = operations.make_heads(product, self.heads, cache.offset)
         attended = cache.update_joined(written).attend(queries, self.scale, mask)
-        change = self.output(attended.reshape(x.shape[0], 1, -1))
+        if not takes_heads(self.output):
+            attended = attended.reshape(x.shape[0], 1, -1)
+        change = self.output(attended)
         summed, normed = operations.add_norm(x, change, self.second)
-        change = self.middle(normed if self.gated is None else operations.gate(self.gated(normed)))
+        change = self.middle(normed if self.gated is None else self.gated.gate(normed, operations.gate))
         if self.follower is None:
             return summed + change
         norm, rule = self.follower
