@@ -95,3 +95,13 @@ def decode_rows(
         steps.append(batch.forward(caller.decode, tokens, batch.lengths))
         mx.eval(steps[-1])
     return mx.stack(steps)
+
+
+def multiply_rows(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+    """What the kernel of `multiply_few_rows` computes, by the library, and each row by itself."""
+    weight = layer["weight"]
+    rows = x.reshape(-1, weight.shape[1])
+    product = mx.concatenate([row[None] @ weight.T for row in rows])
+    found = ARRAYS.gate(product) if gated else product
+    between = x.shape[1:-1] if x.shape[-1] == weight.shape[1] else (1,)
+    return found.reshape(-1, *between, found.shape[-1])

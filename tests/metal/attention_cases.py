@@ -21,7 +21,8 @@ ROUNDING = {mx.float32: 2.0**-23, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
 
 @dataclass(frozen=True)
 class Case:
-    """`turn_dim`: of rotary parts, in the latent form; 0 in others. `window` 0: all tokens. `cap` 0: none."""
+    """`turn_dim`: of rotary parts, in the latent form; 0 in others. `window` 0: all tokens. `cap` 0: none.
+    `joined`: keys and values are one array."""
 
     heads: int
     kv_heads: int
@@ -32,10 +33,11 @@ class Case:
     window: int = 0
     sinks: bool = False
     cap: float = 0.0
+    joined: bool = False
 
     def __str__(self) -> str:
         dims = f"{self.key_dim}/{self.value_dim}" + f"+{self.turn_dim}" * bool(self.turn_dim)
-        forms = f" window {self.window}" * bool(self.window) + " sinks" * self.sinks
+        forms = f" window {self.window}" * bool(self.window) + " sinks" * self.sinks + " joined" * self.joined
         dtype = str(self.dtype).removeprefix("mlx.core.")
         return f"{self.heads}:{self.kv_heads} {dims} {dtype}{forms}" + f" cap {self.cap}" * bool(self.cap)
 
@@ -50,9 +52,11 @@ class Attention:
     rows: PagedRows
     rule: LogitRule
     seen: list[list[int]]
+    joined: bool
 
     def compute(self) -> mx.array:
-        return attend_pages(self.queries, self.keys, self.values, self.rows, self.rule)
+        pages = (mx.concatenate([self.keys, self.values]), None) if self.joined else (self.keys, self.values)
+        return attend_pages(self.queries, *pages, self.rows, self.rule)
 
     def select(self, row: int) -> Attention:
         """One row, alone."""
@@ -86,6 +90,7 @@ def make_attention(case: Case, lengths: tuple[int, ...] = LENGTHS) -> Attention:
         PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32)),
         LogitRule(case.key_dim**-0.5, case.window or None, sinks, case.cap, turned),
         seen,
+        case.joined,
     )
 
 

@@ -18,6 +18,7 @@ from tests.metal.emulator.emulated_kernel import MAX_MEMORY, MAX_THREADS, ORDERS
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 FEW = [
     Case(8, 2, 128, 128, BF16),
+    Case(8, 2, 128, 128, BF16, joined=True),
     Case(14, 2, 64, 64, F16, window=PAGE + 7),
     Case(8, 1, 64, 64, BF16, window=3, sinks=True),
     Case(4, 2, 80, 80, F32, cap=0.5),
@@ -36,6 +37,7 @@ FORMS: list[dict[str, Any]] = [
     {"window": PAGE + 7},
     {"sinks": True},
     {"cap": 0.5},
+    {"joined": True},
     {"window": 128, "sinks": True},
     {"window": PAGE, "cap": 50.0},
 ]
@@ -50,6 +52,7 @@ def list_wide() -> list[Case]:
                 kv_heads = 1 if turn_dim or group > 8 else 2
                 sizes = (group * kv_heads, kv_heads, key_dim, value_dim)
                 form = {} if turn_dim else FORMS[len(cases) % len(FORMS)]
+                form = {} if "joined" in form and key_dim != value_dim else form
                 cases.append(Case(*sizes, dtype, turn_dim, **form))
     return cases
 

@@ -25,6 +25,7 @@ CASES = {
     "cap": Case(4, 2, 64, 64, mx.bfloat16, cap=0.5),
     "wide group": Case(16, 2, 64, 64, mx.bfloat16),
     "latent": Case(4, 1, 64, 64, mx.bfloat16, turn_dim=8),
+    "joined": Case(4, 2, 64, 64, mx.bfloat16, joined=True),
 }
 
 
@@ -105,6 +106,11 @@ MISTAKES = {
     "another KV head": Mistake("SPLIT", "BLOCK_Y / PARTS;", "BLOCK_Y % KV_HEADS;", case="wide group"),
     "a soft cap of the wrong width": Mistake("SPLIT", "TANH(s[u] / CAP)", "TANH(s[u])", case="cap"),
     "no rotary parts": Mistake("SPLIT", "s[u] += turned[h][i]", "s[u] += 0.0f * turned[h][i]", case="latent"),
+    "keys for values": Mistake("SPLIT", "keys + (long)(keys_shape[0] / 2)", "keys + 0", case="joined"),
+    "values of another half": Mistake("SPLIT", "keys_shape[0] / 2", "keys_shape[0] / 4", case="joined"),
+    "values behind the array": Mistake(
+        "SPLIT", "(keys_shape[0] / 2)", "keys_shape[0]", "outside of a buffer", case="joined"
+    ),
     "weights of another highest logit": Mistake("SPLIT", "weight[h] *= shrink;", ""),
     "a number that nobody has set": Mistake("SPLIT", "weight[h] = 0;", ""),
     "parts that nobody has written": Mistake(

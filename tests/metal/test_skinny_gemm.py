@@ -10,8 +10,15 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from mlxrun.model.fused import operations
 from mlxrun.model.hooks import skinny_gemm
-from mlxrun.model.hooks.skinny_gemm import KERNELS, can_multiply_packed, multiply_few_rows
+from mlxrun.model.hooks.skinny_gemm import (
+    KERNELS,
+    can_multiply_packed,
+    count_inputs,
+    multiply_evenly,
+    multiply_few_rows,
+)
 from mlxrun.model.kernels import kernel_source
 from tests.metal.attention_cases import ROUNDING, to_float64
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
@@ -37,10 +44,6 @@ def make_layer(form: str, dtype: mx.Dtype, steps: int = STEPS, outputs: int = OU
     made: Any = layer.to_quantized(group_size=group, bits=bits) if group else layer
     made.set_dtype(dtype)
     return made
-
-
-def count_inputs(layer: Any) -> int:
-    return int(layer.weight.shape[1]) * (32 // layer.bits if "scales" in layer else 1)
 
 
 def find_difference(layer: Any, x: mx.array, found: mx.array) -> float:
@@ -83,6 +86,77 @@ def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
         assert mx.array_equal(found[5:6], alone).item(), rows
 
 
+@pytest.mark.parametrize("form", ["4 bit", "plain"])
+def test_rows_of_any_shape_have_the_same_bits(form: str) -> None:
+    layer = make_layer(form, mx.bfloat16, 2, 24)
+    inputs = count_inputs(layer)
+    x = make_random((6, inputs), 2, mx.bfloat16)
+    expected = multiply_few_rows(layer, x)
+    assert expected.shape == (6, 24)
+    for shape, made in (
+        ((6, 1, inputs), (6, 1, 24)),
+        ((2, 3, inputs), (2, 3, 24)),
+        ((6, 4, 1, inputs // 4), (6, 1, 24)),  # heads
+    ):
+        found = multiply_few_rows(layer, x.reshape(shape))
+        assert found.shape == made and mx.array_equal(found.reshape(6, 24), expected).item()
+
+
+def test_more_rows_than_a_kernel_takes() -> None:
+    layer = make_layer("plain", mx.bfloat16, 2, 24)
+    x = make_random((67, count_inputs(layer)), 2, mx.bfloat16)
+    expected = mx.concatenate([multiply_few_rows(layer, x[:64]), multiply_few_rows(layer, x[64:])])
+    for shape in ((67, 1, -1), (1, 67, -1), (67, 4, 1, -1)):
+        found = multiply_evenly(layer, x.reshape(shape))
+        assert mx.array_equal(found.reshape(67, 24), expected).item()
+
+
+def find_gate_problem(dtype: mx.Dtype, rows: int) -> str:
+    """Whether silu(gate) * up of the product is what the kernel of gates makes of it."""
+    layer = make_layer("plain", dtype, 2, 2 * OUTPUTS)
+    x = (3 * make_random((rows, 1, count_inputs(layer)), 2)).astype(dtype)
+    layer.weight = layer.weight / 8
+    expected = operations.KERNELS.gate(multiply_few_rows(layer, x))
+    found = multiply_few_rows(layer, x, gated=True)
+    return "" if mx.array_equal(found, expected).item() else "differs"
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rows", KERNELS)
+def test_a_gate_in_the_product_has_the_bits_of_one_behind_it(dtype: mx.Dtype, rows: int) -> None:
+    assert find_gate_problem(dtype, rows - 3) == ""
+
+
+GATED_MISTAKES = {
+    "the gate is not rounded": ("gate = float(T(totals[0][output][row]))", "gate = totals[0][output][row]"),
+    "up is not rounded": (
+        "up = float(T(totals[0][16 * own + output][row]))",
+        "up = totals[0][16 * own + output][row]",
+    ),
+    "the gate for up": ("totals[0][16 * own + output][row]", "totals[0][output][row]"),
+    "up of the next tile": ("tile / own * outputs + output", "tile / own * (outputs - 16) + output"),
+    "all tiles from the gate": ("tile / own * outputs + output", "output"),
+    "as many outputs as a product": ("weight_shape[0] / (1 + GATED)", "weight_shape[0]"),
+    "blocks that lie apart": ("first = BLOCK_X * 16 * own", "first = BLOCK_X * 16 * TILES"),
+    "the sign of the gate": ("gate < 0 ? part", "gate > 0 ? part"),
+}
+
+
+@pytest.mark.parametrize("name", GATED_MISTAKES)
+def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = GATED_MISTAKES[name]
+    assert old in kernel_source.SKINNY_GEMM
+    plain = skinny_gemm.compile_kernel("metal", ("weight",), False)
+    monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
+    wrong = skinny_gemm.compile_kernel("metal", ("weight",), True)
+    kernels = {False: plain, True: wrong}
+    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated: kernels[gated])
+    try:
+        assert any(find_gate_problem(dtype, 11) for dtype in HALVES)
+    except EmulatorError:
+        return
+
+
 MISTAKES = {
     "the last inputs are left out": ("step < steps", "step < steps - 1"),
     "other inputs of the rows": ("start + eight * 8);", "start + (eight ^ 1) * 8);"),
@@ -95,10 +169,10 @@ MISTAKES = {
     "half of the warps are not added": ("most = WARPS / 2; most > 0", "most = WARPS / 4; most > 0"),
     "no barrier": ("      BARRIER;\n    }", "    }"),
     "beyond the outputs": (
-        "MIN(first + tile * 16 + side * 8 + place, outputs - 1)",
-        "first + tile * 16 + place",
+        "MIN(first + tile % own * 16 + side * 8 + place, outputs - 1)",
+        "first + tile % own * 16 + place",
     ),
-    "written beyond the outputs": ("if (first + output < outputs) y", "y"),
+    "written beyond the outputs": ("if (first + output >= outputs) continue;", ""),
 }
 
 

@@ -24,7 +24,7 @@ from mlxrun.model.hooks.attention import (
     find_positions,
     get_prompt_operations,
 )
-from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.derived_layers import mix_in, takes_heads
 from mlxrun.model.hooks.quantized_layers import list_modules
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
 
@@ -70,11 +70,13 @@ class FusedLayer:
         if x.shape[1] == 1:
             queries, written = operations.make_heads(product, self.heads, cache.offset)
             attended = cache.update_joined(written).attend(queries, self.scale, mask)
-            change = self.output(attended.reshape(x.shape[0], 1, -1))
+            if not takes_heads(self.output):
+                attended = attended.reshape(x.shape[0], 1, -1)
         else:
-            change = self.output(self._attend_chunk(product, mask, cache, operations))
+            attended = self._attend_chunk(product, mask, cache, operations)
+        change = self.output(attended)
         summed, normed = operations.add_norm(x, change, self.second)
-        change = self.middle(normed if self.gated is None else operations.gate(self.gated(normed)))
+        change = self.middle(normed if self.gated is None else self.gated.gate(normed, operations.gate))
         if self.follower is None:
             return summed + change
         norm, rule = self.follower

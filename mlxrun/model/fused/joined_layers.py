@@ -6,14 +6,15 @@ The weights are held once. The layers themselves keep views of the joined ones, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.derived_layers import is_plain_linear
+from mlxrun.model.hooks.derived_layers import can_gate, is_multiplied_evenly, is_plain_linear
 from mlxrun.model.hooks.quantized_layers import is_quantized_linear
+from mlxrun.model.hooks.skinny_gemm import multiply_evenly
 
 _ARRAYS = ("weight", "scales", "biases", "bias")  # all have the outputs on their first axis
 
@@ -43,12 +44,31 @@ class JoinedProduct:
         """Numbers of the product."""
         return int(self._joined["weight"].shape[0])
 
+    @property
+    def weight(self) -> mx.array:
+        """The joined weight, quantized or plain."""
+        weight: mx.array = self._joined["weight"]
+        return weight
+
     def __call__(self, x: mx.array) -> mx.array:
         """[..., all outputs] of x [..., D]."""
         if is_quantized_linear(self._joined) and hasattr(self._first, "table"):
             self._joined.table = self._first.table
         product: mx.array = self._joined(x)
         return product
+
+    def gate(self, x: mx.array, gate: Callable[[mx.array], mx.array]) -> mx.array:
+        """silu(gate) * up of the product of gate and up, by `gate` where the product's kernel does not."""
+        own = self.can_gate(x.dtype) and is_multiplied_evenly(self._joined, x)
+        return self.multiply_gated(x) if own else gate(self(x))
+
+    def can_gate(self, dtype: mx.Dtype) -> bool:
+        """Whether there is a kernel that makes silu(gate) * up with the product."""
+        return can_gate(self._joined, dtype)
+
+    def multiply_gated(self, x: mx.array) -> mx.array:
+        """silu(gate) * up by this kernel."""
+        return multiply_evenly(self._joined, x, gated=True)
 
 
 def _join(layers: Sequence[Any]) -> nn.Module:

@@ -42,10 +42,11 @@ class _TransposedLinear(nn.Linear):
 
 
 class _EvenLinear(nn.Linear):
-    """Chunks of prompts are multiplied as by the library, here and below."""
+    """Chunks of prompts are multiplied as by the library, here and below. See `takes_heads`."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if x.shape[-2] != 1 or not can_multiply_plain(self, x.dtype):
+        if not is_multiplied_evenly(self, x):
+            x = x if x.shape[-1] == self["weight"].shape[-1] else x.reshape(x.shape[0], 1, -1)
             library: mx.array = super().__call__(x)
             return library
         y = multiply_evenly(self, x)
@@ -54,10 +55,25 @@ class _EvenLinear(nn.Linear):
 
 class _EvenEmbedding(nn.Embedding):
     def as_linear(self, x: mx.array) -> mx.array:
-        if x.shape[-2] != 1 or not can_multiply_plain(self, x.dtype):
+        if not is_multiplied_evenly(self, x):
             library: mx.array = super().as_linear(x)
             return library
         return multiply_evenly(self, x)
+
+
+def is_multiplied_evenly(layer: Any, x: mx.array) -> bool:
+    """Whether a layer of `hook_even_products` multiplies this input, rows of a decode step, by the kernel."""
+    return x.shape[-2] == 1 and can_multiply_plain(layer, x.dtype)
+
+
+def takes_heads(layer: Any) -> bool:
+    """Whether the layer takes attention's result [rows, heads, 1, size], and returns [rows, 1, N]."""
+    return isinstance(layer, _EvenLinear)
+
+
+def can_gate(layer: Any, dtype: mx.Dtype) -> bool:
+    """Whether `multiply_evenly` may make silu(gate) * up of the layer's outputs, if these are gate and up."""
+    return isinstance(layer, _EvenLinear) and "bias" not in layer and can_multiply_plain(layer, dtype)
 
 
 _EVEN: dict[type, type] = {nn.Linear: _EvenLinear, nn.Embedding: _EvenEmbedding}

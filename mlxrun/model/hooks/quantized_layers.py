@@ -194,13 +194,13 @@ def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
     if method == "dequantized" and count_weights(layer) <= MAX_TRANSIENT:
         weight = dequantize_weight(layer, x.dtype)
         return record_product(x @ weight.T, count_weights(layer))
-    flat = x.reshape(rows, x.shape[-1])
     if method == "packed":
         if rows <= MOST_ROWS and can_multiply_packed(layer, x.dtype):
-            return multiply_few_rows(layer, flat).reshape(*x.shape[:-1], -1)
+            return multiply_few_rows(layer, x)
         method = "library" if rows < FLAT_ROWS else "flat"
     if method == "library":
         return _multiply_quantized(layer, x)
+    flat = x.reshape(rows, x.shape[-1])
     if 1 < rows < MIN_MATRIX_ROWS:
         flat = mx.pad(flat, [(0, MIN_MATRIX_ROWS - rows), (0, 0)])
     y = _multiply_quantized(layer, flat)

@@ -37,39 +37,56 @@ def can_multiply_plain(layer: Any, dtype: mx.Dtype) -> bool:
     return whole and get_backend() == "cuda" and weight.dtype == dtype in (mx.float16, mx.bfloat16)
 
 
-def multiply_few_rows(layer: Any, x: mx.array) -> mx.array:
-    """x [rows, D] times the quantized or plain weight [N, D], as [rows, N]. There are at most MOST_ROWS
-    rows."""
-    rows, outputs, quantized = x.shape[0], layer["weight"].shape[0], "scales" in layer
+def count_inputs(layer: Any) -> int:
+    """Numbers of a row that the layer's weight, quantized or plain, is multiplied by."""
+    size: int = layer["weight"].shape[-1]
+    return size * 32 // int(layer.bits) if "scales" in layer else size
+
+
+def multiply_few_rows(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+    """x [..., D] of at most MOST_ROWS rows times the quantized or plain weight [N, D], as [..., N]. A row may
+    also be heads that have D numbers together, [rows, heads, 1, size], whose result is [rows, 1, N]. `gated`:
+    the outputs are those of a gate and then those of `up`. The result is silu(gate) * up [..., N / 2], with
+    the bits that the kernel `gate.h` makes of the product."""
+    inputs, quantized = count_inputs(layer), "scales" in layer
+    rows, outputs = x.size // inputs, layer["weight"].shape[0] // (1 + gated)
+    shape = (*x.shape[:-1], outputs) if x.shape[-1] == inputs else (rows, 1, outputs)
+    if x.shape[0] != rows:
+        x = x.reshape(rows, inputs)
     most, tiles = next((most, tiles) for most, tiles in KERNELS.items() if rows <= most)
+    own = tiles // (1 + gated)
     bits = layer.bits if quantized else 16
     numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
     names = ["weight", "scales", "biases"] if quantized else ["weight"]
-    y: mx.array = compile_kernel(get_backend(), tuple(names))(
+    y: mx.array = compile_kernel(get_backend(), tuple(names), gated)(
         inputs=[x, *(layer[name] for name in names)],
         template=[("T", x.dtype), *numbers.items(), ("GROUP", layer.group_size if quantized else 0)],
-        grid=(-(-outputs // (16 * tiles)) * WARPS * 32, 1, 1),
+        grid=(-(-outputs // (16 * own)) * WARPS * 32, 1, 1),
         threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(rows, outputs)],
+        output_shapes=[shape],
         output_dtypes=[x.dtype],
     )[0]
     return y
 
 
-def multiply_evenly(layer: Any, x: mx.array) -> mx.array:
-    """x [..., D] of any number of rows times a plain weight [N, D], as [..., N]. A row has the same bits in
-    any company."""
-    flat = x.reshape(-1, x.shape[-1])
-    parts = [multiply_few_rows(layer, flat[i : i + MOST_ROWS]) for i in range(0, flat.shape[0], MOST_ROWS)]
-    return (parts[0] if len(parts) == 1 else mx.concatenate(parts)).reshape(*x.shape[:-1], -1)
+def multiply_evenly(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+    """`multiply_few_rows` of any number of rows, each of which has the same bits in any company."""
+    rows = x.size // count_inputs(layer)
+    if rows <= MOST_ROWS:
+        return multiply_few_rows(layer, x, gated)
+    if x.shape[0] != rows:
+        return multiply_evenly(layer, x.reshape(rows, -1), gated).reshape(*x.shape[:-1], -1)
+    parts = [multiply_few_rows(layer, x[i : i + MOST_ROWS], gated) for i in range(0, rows, MOST_ROWS)]
+    return mx.concatenate(parts)
 
 
-@lru_cache(maxsize=4)
-def compile_kernel(backend: str, names: tuple[str, ...]) -> Any:
+@lru_cache(maxsize=8)
+def compile_kernel(backend: str, names: tuple[str, ...], gated: bool) -> Any:
     """The kernel for a weight of these arrays. It is compiled for each form of weights."""
     quantized = len(names) > 1
-    form = "quantized" if quantized else "plain"
+    form = ("quantized" if quantized else "plain") + "_gated" * gated
     header = f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n"
+    header += f"#define GATED {gated:d}\n"
     return make_kernel(
         backend, f"skinny_gemm_{form}", ["x", *names], ["y"], kernel_source.SKINNY_GEMM, header
     )

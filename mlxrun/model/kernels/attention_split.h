@@ -2,7 +2,8 @@
 //
 // Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables [rows,
 // columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. Output: parts [rows, heads,
-// columns, VALUE_DIM + 2]: weighted sum, highest logit, weight.
+// columns, VALUE_DIM + 2]: weighted sum, highest logit, weight. If JOINED, keys [2 * pages * PAGE, KV_HEADS, KEY_DIM]
+// have the values behind them.
 //
 // In the latent form (multi-head latent attention, DeepSeek-V2, 2024) a token has a latent vector, which is key and
 // value of all heads. So keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM].
@@ -17,6 +18,9 @@
 #else
 #define NUMBERS_READ VALUE_PART
 #define SUMMED v
+#endif
+#if JOINED
+  const DEVICE T* values = keys + (long)(keys_shape[0] / 2) * KV_HEADS * KEY_DIM;
 #endif
   const int row = BLOCK_Z;
   const int kv = BLOCK_Y / PARTS;                   // KV head

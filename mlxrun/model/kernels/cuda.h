@@ -8,5 +8,7 @@
 #define BARRIER __syncthreads()
 #define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
 #define EXP(x) __expf(x)
+#define PRECISE_EXP(x) expf(x)
 #define MAX(a, b) fmaxf(a, b)
 #define TANH(x) tanhf(x)
+#define ABS(x) fabsf(x)

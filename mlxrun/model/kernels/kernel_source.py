@@ -10,6 +10,7 @@ rounded after each operation. A row's result does not depend on the rows beside 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ import mlx.core as mx
 PAGE = 256  # tokens of a page
 SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
 _FOLDER = Path(__file__).parent
+_INCLUDED = re.compile(r'^#include "(\w+)\.h"\n', re.MULTILINE)
 
 
 def _read(name: str) -> str:
-    """A file without the comments of whole lines, as a kernel is compiled for many shapes."""
+    """A file, with those of this folder that it includes. It has no comments of whole lines, as a kernel is
+    compiled for many shapes."""
     lines = (_FOLDER / f"{name}.h").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("//"))
+    text = "".join(line for line in lines if not line.startswith("//"))
+    return _INCLUDED.sub(lambda found: _read(found[1]), text)
 
 
 def _read_headers(part: str) -> dict[str, str]:

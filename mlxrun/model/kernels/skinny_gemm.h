@@ -6,13 +6,18 @@
 // inputs, in an order that does not depend on the number of rows. So a row's result has the same bits beside any
 // others.
 //
-// A block has TILES times 16 outputs of all rows. Inputs: x [rows, inputs]; weight uint32 [outputs, inputs * BITS /
-// 32]; scales and biases [outputs, inputs / GROUP]. A plain weight [outputs, inputs], for which QUANTIZED is 0 and
-// BITS 16, has the type of x and neither of these two. Output: y [rows, outputs]. There are at most 8 * COLUMNS rows.
-// A thread reads TAKEN inputs at once, and the four of an output make a step.
+// A block has TILES times 16 outputs of all rows. Inputs: x [rows, ...], `inputs` numbers a row; weight uint32
+// [outputs, inputs * BITS / 32]; scales and biases [outputs, inputs / GROUP]. A plain weight [outputs, inputs], for
+// which QUANTIZED is 0 and BITS 16, has the type of x and neither of these two. Output: y, `outputs` numbers a row.
+// There are at most 8 * COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
+//
+// If GATED, a weight has the outputs of a gate and behind them as many of `up`, and y has silu(gate) * up, each
+// rounded first. A block then has half of its tiles from the gate and the other half from the same outputs of `up`.
   const int warp = THREAD / 32, lane = THREAD % 32, place = lane / 4, part = lane % 4;
-  const int rows = x_shape[0], inputs = x_shape[1], outputs = weight_shape[0];
-  const int steps = inputs / (4 * TAKEN), first = BLOCK_X * 16 * TILES;
+  const int own = TILES / (1 + GATED);  // tiles of a block from the gate, or all
+  const int rows = x_shape[0], outputs = weight_shape[0] / (1 + GATED);
+  const int inputs = QUANTIZED ? weight_shape[1] * 32 / BITS : weight_shape[1];
+  const int steps = inputs / (4 * TAKEN), first = BLOCK_X * 16 * own;
   float sums[TILES][COLUMNS][4];
   UNROLLED
   for (int tile = 0; tile < TILES; tile++)
@@ -28,8 +33,8 @@
     for (int tile = 0; tile < TILES; tile++) {
       UNROLLED
       for (int side = 0; side < 2; side++) {
-        const int output = MIN(first + tile * 16 + side * 8 + place, outputs - 1);
-        const long at = (long)output * inputs + start;
+        const int output = MIN(first + tile % own * 16 + side * 8 + place, outputs - 1);
+        const long at = (long)(tile / own * outputs + output) * inputs + start;
 #if QUANTIZED
         words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at * BITS / 32);
         factors[tile][side] = repeat<T>(scales[at / GROUP]);
@@ -100,7 +105,14 @@
       BARRIER;
     }
   }
-  for (int i = THREAD; i < rows * 16 * TILES; i += 32 * WARPS) {
-    const int output = i % (16 * TILES), row = i / (16 * TILES);
-    if (first + output < outputs) y[(long)row * outputs + first + output] = T(totals[0][output][row]);
+  for (int i = THREAD; i < rows * 16 * own; i += 32 * WARPS) {
+    const int output = i % (16 * own), row = i / (16 * own);
+    if (first + output >= outputs) continue;
+#if GATED
+    const float gate = float(T(totals[0][output][row])), up = float(T(totals[0][16 * own + output][row]));
+#include "silu.h"
+#else
+    const T number = T(totals[0][output][row]);
+#endif
+    y[(long)row * outputs + first + output] = number;
   }

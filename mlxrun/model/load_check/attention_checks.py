@@ -37,6 +37,7 @@ LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the kerne
 ALONE = 4  # the row that is computed by itself too
 TIMED_ROWS, TIMED_TOKENS, TIMED_CALLS = 16, 4 * PAGE, 8
 SLOWER = 1.5  # times the library's time that the kernel may take
+KernelArguments = tuple[mx.array, mx.array, mx.array | None, PagedRows, LogitRule]
 
 
 def find_limit(dtype: mx.Dtype, limits: Mapping[mx.Dtype, float]) -> float | None:
@@ -151,18 +152,19 @@ class KernelCheck:
         self._compared: set[tuple[Any, ...]] = set()
 
     def __call__(
-        self, queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
+        self, queries: mx.array, keys: mx.array, values: mx.array | None, rows: PagedRows, rule: LogitRule
     ) -> mx.array:
-        shape = (*queries.shape[1:], *keys.shape[1:], *values.shape[1:])
-        form = (rule.window, rule.cap, rule.sinks is None, rule.positions is None)
+        joined, like = values is None, (queries, keys, keys if values is None else values)
+        shape = (*queries.shape[1:], *keys.shape[1:], *like[2].shape[1:])
+        form = (rule.window, rule.cap, rule.sinks is None, rule.positions is None, joined)
         key = (*shape, queries.dtype, keys.dtype, *form)
         if key not in self._compared:
             self._compared.add(key)
-            self._compare(RandomRows((queries, keys, values), rule, LENGTHS))
+            self._compare(RandomRows(like, rule, LENGTHS, joined))
         return self._attend(queries, keys, values, rows, rule)
 
     def _compare(self, given: RandomRows) -> None:
-        found = self._attend(*given.arrays, given.rows, given.rule)
+        found = self._attend(*given.list_arguments())
         exact = given.attend_by_library(wide=True)
         problem = _compare_attention(found[:-1], given.attend_by_library(), exact)
         if problem:
@@ -174,19 +176,25 @@ class KernelCheck:
             self._compare_times(given)
 
     def _compare_times(self, given: RandomRows) -> None:
-        many = RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS)
+        many = RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS, given.joined)
+        arguments = many.list_arguments()
         warm_device()
         library = measure_seconds(many.arrange_for_library())
-        own = measure_seconds(lambda: self._attend(*many.arrays, many.rows, many.rule))
+        own = measure_seconds(lambda: self._attend(*arguments))
         if own > SLOWER * library:
             raise KernelError(f"attention takes {own * 1e6:.0f} us, the library's {library * 1e6:.0f} us")
 
 
 class RandomRows:
-    """Random rows of these lengths, with the shapes and types of the given queries, keys and values."""
+    """Random rows of these lengths, with the shapes and types of the given queries, keys and values.
+    `joined`: the kernel gets keys and values as one array."""
 
     def __init__(
-        self, like: tuple[mx.array, mx.array, mx.array], rule: LogitRule, lengths: tuple[int, ...]
+        self,
+        like: tuple[mx.array, mx.array, mx.array],
+        rule: LogitRule,
+        lengths: tuple[int, ...],
+        joined: bool = False,
     ) -> None:
         random = np.random.default_rng(5)
         counts = [-(-n // PAGE) for n in lengths]
@@ -203,7 +211,9 @@ class RandomRows:
             rule = replace(rule, positions=_make_random(len(lengths), rule.positions, 3))
         self.rule = rule
         self.rows = _make_rows(self._tables, lengths)
-        mx.eval(self.arrays, rule.positions)
+        self.joined = joined
+        self._pages = (mx.concatenate(made[1:]), None) if joined else (made[1], made[2])
+        mx.eval(self.arrays, self._pages, rule.positions)
 
     def attend_by_library(self, wide: bool = False) -> mx.array:
         """Attention of each row that has tokens by the library, over its own keys in order. `wide`: in
@@ -237,12 +247,17 @@ class RandomRows:
         mask = (mx.arange(tokens)[None] >= mx.zeros((count, 1), dtype=mx.int32))[:, None, None]
         return lambda: attend_arrays(queries, plain_keys, plain_values, mask, self.rule)
 
-    def select(self, index: int) -> tuple[mx.array, mx.array, mx.array, PagedRows, LogitRule]:
+    def list_arguments(self) -> KernelArguments:
+        """The arguments of the kernel."""
+        return self.arrays[0], *self._pages, self.rows, self.rule
+
+    def select(self, index: int) -> KernelArguments:
         """The arguments of the kernel for one of the rows."""
-        one, (queries, keys, values), rule = slice(index, index + 1), self.arrays, self.rule
+        one, rule = slice(index, index + 1), self.rule
         if rule.positions is not None:
             rule = replace(rule, positions=rule.positions[one])
-        return queries[one], keys, values, _make_rows(self._tables[one], self._lengths[one]), rule
+        rows = _make_rows(self._tables[one], self._lengths[one])
+        return self.arrays[0][one], *self._pages, rows, rule
 
 
 def _make_rows(tables: np.ndarray[Any, np.dtype[np.int32]], lengths: tuple[int, ...]) -> PagedRows:

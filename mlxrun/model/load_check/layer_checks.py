@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
+from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.operations import (
     ARRAYS,
     HeadRule,
@@ -69,6 +70,8 @@ def _list_operations(layer: FusedLayer) -> Iterator[Operation]:
     yield partial(_make_heads, heads), ((1, (heads.heads + 2 * heads.kv_heads) * heads.size),)
     if layer.gated is not None:
         yield lambda operations, given: [operations.gate(given[0])], ((1, layer.gated.outputs),)
+        if layer.gated.can_gate(layer.second.weight.dtype):
+            yield partial(_multiply_gated, layer.gated), ((1, size),)
 
 
 def _add_norm(norm: NormRule, operations: LayerOperations, given: Sequence[mx.array]) -> Sequence[mx.array]:
@@ -84,6 +87,15 @@ def _make_heads(rule: HeadRule, operations: LayerOperations, given: Sequence[mx.
     queries, written = operations.make_heads(product, rule, offsets)
     rows = product.shape[0]
     return queries, written[:rows], written[rows:]
+
+
+def _multiply_gated(
+    product: JoinedProduct, operations: LayerOperations, given: Sequence[mx.array]
+) -> Sequence[mx.array]:
+    x = given[0]
+    if operations is ARRAYS:
+        return [operations.gate(x @ product.weight.astype(x.dtype).T)]
+    return [product.multiply_gated(x)]
 
 
 def _widen_norm(norm: NormRule) -> NormRule:

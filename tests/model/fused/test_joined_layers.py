@@ -9,8 +9,11 @@ import mlx.nn as nn
 import pytest
 
 from mlxrun.model.fused.joined_layers import JoinedProduct, can_join
-from mlxrun.model.hooks.derived_layers import transpose_weights
+from mlxrun.model.fused.operations import ARRAYS
+from mlxrun.model.hooks import derived_layers, skinny_gemm
+from mlxrun.model.hooks.derived_layers import hook_even_products, transpose_weights
 from mlxrun.model.hooks.quantized_layers import MethodTable, hook_products
+from tests.helpers.fused_models import multiply_rows
 
 X = mx.random.normal((3, 1, 64), key=mx.random.key(1))
 
@@ -41,6 +44,29 @@ def test_one_layer_is_its_own_product() -> None:
     (layer,) = make_layers().layers[:1]
     weight = layer.weight
     assert mx.array_equal(JoinedProduct([layer])(X), layer(X)).item() and layer.weight is weight
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_are_gated_by_the_kernel_of_their_product(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bias is added to a product before its gate, so the kernel cannot make it."""
+    model, calls = make_layers(bias), []
+
+    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+        calls.append(gated)
+        return multiply_rows(layer, x, gated)
+
+    expected = ARRAYS.gate(mx.concatenate([layer(X) for layer in model.layers], axis=-1))
+    monkeypatch.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
+    assert hook_even_products(model, mx.float32)
+    joined = JoinedProduct(model.layers)
+    assert mx.allclose(joined.gate(X, ARRAYS.gate), expected, atol=1e-4).item()
+    assert calls == [not bias] and joined.can_gate(mx.float32) is not bias
+    chunk = X.reshape(1, 3, 64)
+    assert mx.allclose(joined.gate(chunk, ARRAYS.gate), expected.reshape(1, 3, -1), atol=1e-4).item()
+    assert len(calls) == 1, "a prompt's tokens"
 
 
 def test_the_method_of_quantized_products_is_that_of_the_layers() -> None:

@@ -13,12 +13,15 @@ from mlx.utils import tree_flatten
 
 from mlxrun.model.hooks import derived_layers, skinny_gemm
 from mlxrun.model.hooks.derived_layers import (
+    can_gate,
     forget_even_products,
     hook_even_products,
     is_plain_linear,
     list_even,
+    takes_heads,
     transpose_weights,
 )
+from tests.helpers.fused_models import multiply_rows
 
 
 def make_layers(dtype: mx.Dtype = mx.float32) -> nn.Sequential:
@@ -116,9 +119,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each product of the kernel."""
     found: list[int] = []
 
-    def multiply(layer: Any, x: mx.array) -> mx.array:
+    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
         found.append(x.shape[0])
-        return x @ layer["weight"].T
+        return multiply_rows(layer, x, gated)
 
     monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     monkeypatch.setattr(derived_layers, "can_multiply_plain", skinny_gemm.can_multiply_plain)
@@ -139,6 +142,24 @@ def test_rows_of_decode_steps_are_multiplied_evenly(products: list[int]) -> None
     forget_even_products(model)
     assert list_even(model) == [] and type(model.linear) is nn.Linear
     assert mx.array_equal(model(tokens), expected).item()
+
+
+def test_layers_take_heads_and_gate_while_they_multiply_evenly(products: list[int]) -> None:
+    model = Tied()
+    model.set_dtype(mx.float16)
+    linear, heads = model.linear, mx.random.normal((5, 4, 1, 8)).astype(mx.float16)
+    expected = linear(heads.reshape(5, 1, 32))
+    assert not takes_heads(linear) and not can_gate(linear, mx.float16)
+    hook_even_products(model, mx.float16)
+    assert takes_heads(linear) and not can_gate(linear, mx.float16), "with a bias"
+    for wide in (heads, heads.astype(mx.float32)):  # the library's, which takes no heads
+        found = linear(wide)
+        assert found.shape == (5, 1, 32) and mx.allclose(found, expected, atol=1e-2).item()
+    assert products == [5]
+    del linear["bias"]
+    assert can_gate(linear, mx.float16) and not can_gate(linear, mx.float32)
+    forget_even_products(model)
+    assert not takes_heads(linear) and not can_gate(linear, mx.float16)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.hooks.logit_rule import LogitRule
-from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered
+from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, split_pages
 from mlxrun.model.load_check import attention_checks, choose, text_ladder
 from mlxrun.model.load_check.attention_checks import LENGTHS, KernelCheck, KernelError
 from tests.helpers.load_check_driver import list_failed, probe_model
@@ -57,6 +57,21 @@ def test_the_librarys_own_attention_passes_and_each_shape_is_compared_once() -> 
     for _ in range(3):
         check(QUERIES, KEYS, KEYS, ROWS, LogitRule(0.2, 300))
     assert calls == [len(LENGTHS), 1, 2, 2, 2]
+
+
+def attend_keys_as_values(*args: Any) -> mx.array:
+    keys, _ = split_pages(*args[1:3])
+    return attend_gathered(args[0], keys, keys if args[2] is None else args[2], *args[3:])
+
+
+def test_keys_and_values_of_one_array_are_compared_by_themselves() -> None:
+    """They are another kernel."""
+    joined = mx.concatenate([KEYS, KEYS])
+    KernelCheck(attend, timed=False)(QUERIES, joined, None, ROWS, LogitRule(0.2))
+    check = KernelCheck(attend_keys_as_values, timed=False)
+    check(QUERIES, KEYS, KEYS, ROWS, LogitRule(0.2))
+    with pytest.raises(KernelError, match="differs by"):
+        check(QUERIES, joined, None, ROWS, LogitRule(0.2))
 
 
 @pytest.mark.parametrize("wrong", [attend_without_window, attend_by_company, attend_past_the_first_page])

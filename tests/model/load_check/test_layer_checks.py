@@ -18,7 +18,7 @@ from mlxrun.model.load_check import choose, layer_checks, text_ladder
 from mlxrun.model.load_check.attention_checks import KernelCheck
 from mlxrun.model.load_check.layer_checks import check_layers
 from mlxrun.model.run import compute_methods
-from tests.helpers.fused_models import make_caller
+from tests.helpers.fused_models import make_caller, multiply_rows
 from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 
@@ -133,8 +133,8 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
 ) -> None:
     """The twin: from so many rows on, products differ by a little. Then steps have one width, as before."""
 
-    def multiply(layer: Any, x: mx.array) -> mx.array:
-        rows = mx.concatenate([x[i : i + 1] @ layer["weight"].T for i in range(x.shape[0])])
+    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+        rows = multiply_rows(layer, x, gated)
         return rows * (1 + 1e-6) if planted and x.shape[0] > planted else rows
 
     gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
@@ -144,6 +144,27 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
     assert list_failed(report) == (["same bits in any width"] if planted else [])
     last = "same bits in company" if planted else "same bits in any width"
     assert report.checks[-1].name == last
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_gate_that_is_made_with_the_product_is_compared(
+    zoo: Zoo, gpu: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """The twin: up of the next output. Then layers are the library's."""
+    gates: list[int] = []
+
+    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+        gates.extend([x.shape[0]] * gated)
+        if gated and planted:
+            layer = {"weight": mx.roll(layer["weight"], 1, axis=0)}
+        return multiply_rows(layer, x, gated)
+
+    use_operations(gpu, Sound())
+    gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    gpu.setattr(skinny_gemm, "multiply_few_rows", multiply)
+    report = probe_model(zoo.text("llama"), reproducible=True)
+    assert gates and report.methods.decode == ("compiled" if planted else "fused")
+    assert list_failed(report) == (["kernels of layers"] if planted else [])
 
 
 @pytest.mark.parametrize("family", mark_sweep(["gemma3_text", "olmo2"], ["olmo2"]))

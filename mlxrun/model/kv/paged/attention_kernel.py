@@ -59,6 +59,7 @@ class _Shape:
     window: int
     sinks: bool
     cap: float
+    joined: bool  # keys and values are one array
 
 
 def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int, turn_dim: int = 0) -> bool:
@@ -68,19 +69,21 @@ def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int, turn_dim
 
 
 def attend_pages(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
+    queries: mx.array, keys: mx.array, values: mx.array | None, rows: PagedRows, rule: LogitRule
 ) -> mx.array:
     """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], as
-    [rows, heads, 1, D]. Dummy rows get zeros. NotRaggedError if the kernel does not cover the shape."""
+    [rows, heads, 1, D]. `values` None: `keys` [2 * pages * PAGE, KV heads, D] have them behind the keys.
+    Dummy rows get zeros. NotRaggedError if the kernel does not cover the shape."""
     (count, heads), columns = queries.shape[:2], rows.tables.shape[1]
     shape = _describe_shape(queries, keys, values, rule)
     if not can_attend(heads, shape.kv_heads, shape.key_dim, shape.value_dim, shape.turn_dim):
         raise NotRaggedError(f"{heads} heads of {shape.key_dim}, which the kernel does not cover")
     split, join = _compile(shape)
     constants, parts, width = _list_constants(shape), _count_parts(shape), shape.value_dim
+    pages = [keys] if values is None else [keys, values]
     positions = [] if rule.positions is None else [rule.positions]
     partial = split(
-        inputs=[queries, keys, values, rows.tables, rows.lengths, *positions],
+        inputs=[queries, *pages, rows.tables, rows.lengths, *positions],
         template=constants,
         grid=(columns * WARPS * 32, shape.kv_heads * parts, count),
         threadgroup=(WARPS * 32, 1, 1),
@@ -99,13 +102,14 @@ def attend_pages(
     return attended
 
 
-def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: LogitRule) -> _Shape:
-    heads, (_, kv_heads, key_dim), width = queries.shape[1], keys.shape, values.shape[2]
+def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array | None, rule: LogitRule) -> _Shape:
+    heads, (_, kv_heads, key_dim), joined = queries.shape[1], keys.shape, values is None
+    width = key_dim if values is None else values.shape[2]
     latent = rule.positions is not None
     value_dim, turn_dim = (key_dim, width) if latent else (width, 0)
     backend, window, sinks = get_backend(), rule.window or 0, rule.sinks is not None
     sizes = (heads, kv_heads, key_dim, value_dim, turn_dim)
-    return _Shape(backend, keys.dtype, *sizes, float(rule.scale), window, sinks, float(rule.cap))
+    return _Shape(backend, keys.dtype, *sizes, float(rule.scale), window, sinks, float(rule.cap), joined)
 
 
 @lru_cache(maxsize=256)
@@ -113,9 +117,11 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
     """The two kernels."""
     latent = shape.turn_dim > 0
     header = f"{kernel_source.HEADERS[shape.backend]}\n#define SCALE {shape.scale!r}f\n"
-    header += f"#define LATENT {latent:d}\n#define CAPPED {shape.cap > 0:d}\n#define CAP {shape.cap!r}f\n"
+    header += f"#define LATENT {latent:d}\n#define JOINED {shape.joined:d}\n"
+    header += f"#define CAPPED {shape.cap > 0:d}\n#define CAP {shape.cap!r}f\n"
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
-    inputs = ["queries", "keys", "values", "tables", "lengths", *(["positions"] if latent else [])]
+    pages = ["keys"] if shape.joined else ["keys", "values"]
+    inputs = ["queries", *pages, "tables", "lengths", *(["positions"] if latent else [])]
     parts = ["parts", "lengths", "sinks"]
     return (
         make_kernel(shape.backend, f"paged_split_{name}", inputs, ["parts"], kernel_source.SPLIT, header),
@@ -175,11 +181,20 @@ def _count_parts(shape: _Shape) -> int:
     return group // heads
 
 
+def split_pages(keys: mx.array, values: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Keys and values [pages * PAGE, KV heads, D]; views of one array take no memory."""
+    if values is not None:
+        return keys, values
+    tokens = keys.shape[0] // 2
+    return keys[:tokens], keys[tokens:]
+
+
 def attend_gathered(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
+    queries: mx.array, keys: mx.array, values: mx.array | None, rows: PagedRows, rule: LogitRule
 ) -> mx.array:
     """The same as `attend_pages`, with the library's attention over a copy of all pages."""
-    gathered_keys, gathered_values = (_gather(pages, rows.tables) for pages in (keys, values))
+    pages = split_pages(keys, values)
+    gathered_keys, gathered_values = (_gather(array, rows.tables) for array in pages)
     seen = _find_seen(rows, rule.window)[:, None, None]
     out = attend_arrays(queries, gathered_keys, gathered_values, seen, rule)
     return mx.where(rows.lengths[:, None, None, None] > 0, out, 0).astype(queries.dtype)

@@ -11,20 +11,20 @@ from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.attention import NotRaggedError, RowKeys, RowKeysCache
 from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kernels.kernel_source import PAGE
-from mlxrun.model.kv.paged.attention_kernel import PagedRows
+from mlxrun.model.kv.paged.attention_kernel import PagedRows, split_pages
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
 
 FEWEST = 4
 MOST_STEPS = 256  # after which the numbers are made anew, should nobody have asked for the last ones
 # attention_kernel.attend_pages, or attend_gathered
-Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, LogitRule], mx.array]
+Attend = Callable[[mx.array, mx.array, mx.array | None, PagedRows, LogitRule], mx.array]
 
 
 class PagedKeys(RowKeys):
     """Keys and values of all rows in one layer."""
 
     def __init__(self, pool: PagePool, rows: PagedRows, window: int | None, attend: Attend) -> None:
-        self._keys, self._values = pool.view()
+        self._keys, self._values = pool.pages
         self._rows = rows
         self._window = window
         self._kernel = attend
@@ -67,8 +67,8 @@ class PagedCache(RowKeysCache):
         self.offset: mx.array = mx.array([], dtype=mx.int32)
 
     def begin_step(self, rows: PagedRows, slots: mx.array, offsets: mx.array) -> None:
-        """Start a step. `slots` int32 [2, rows]: of the new tokens' keys, and of their values where one array
-        has both; `offsets`: their positions."""
+        """Start a step. `slots` int32 [2 * rows]: of the new tokens' keys, and then of their values where one
+        array has both; `offsets`: their positions."""
         self._rows, self._slots, self.offset = rows, slots, offsets
 
     def end_step(self) -> None:
@@ -103,14 +103,14 @@ class PagePool:
     def __init__(self) -> None:
         self.arrays: tuple[mx.array, ...] = ()
 
+    @property
+    def pages(self) -> tuple[mx.array, mx.array | None]:
+        """Keys and values; None for values that lie behind the keys."""
+        return self.arrays[0], self.arrays[1] if len(self.arrays) == 2 else None
+
     def view(self) -> tuple[mx.array, mx.array]:
         """Keys and values [pages * PAGE, KV heads, D]; views of one array take no memory."""
-        if len(self.arrays) == 2:
-            keys, values = self.arrays
-            return keys, values
-        (joined,) = self.arrays
-        tokens = joined.shape[0] // 2
-        return joined[:tokens], joined[tokens:]
+        return split_pages(*self.pages)
 
     def resize(self, pages: int, like: RowKeysValues | None) -> None:
         """Make the pool hold this many pages. `like`: a row, for the shapes of an empty pool."""
@@ -141,7 +141,7 @@ class PagePool:
             return
         keys = _join_tokens([row.keys[0, :, : row.length] for row in rows])
         values = _join_tokens([row.values[0, :, : row.length] for row in rows])
-        self._write(keys, values, mx.stack([slots, slots + self.arrays[0].shape[0] // 2]))
+        self._write(keys, values, mx.concatenate([slots, slots + self.arrays[0].shape[0] // 2]))
 
     def append(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
         """Write a token [rows, KV heads, 1, D] for each row of a forward. `slots`: as in PagedCache."""
@@ -150,13 +150,13 @@ class PagePool:
     def append_joined(self, written: mx.array, slots: mx.array) -> None:
         """Write a token for each row, [2 * rows, KV heads, D], keys before values, at once."""
         (joined,) = self.arrays
-        joined[slots.reshape(-1)] = written
+        joined[slots] = written
         self.arrays = (joined,)
 
     def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        first, last = self.arrays[0], self.arrays[-1]
-        first[slots[0]] = keys
-        last[slots[len(self.arrays) % 2]] = values
+        first, last, rows = self.arrays[0], self.arrays[-1], slots.shape[0] // 2
+        first[slots[:rows]] = keys
+        last[slots[:rows] if len(self.arrays) == 2 else slots[rows:]] = values
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
         """A lazy copy of the tokens in these slots."""
@@ -165,11 +165,11 @@ class PagePool:
 
 
 def find_slots(tables: mx.array, positions: mx.array, pages: int) -> mx.array:
-    """The slots [2, rows] of tokens at these positions: of keys, and of values where one array has both.
+    """The slots [2 * rows] of tokens at these positions: of keys, then of values where one array has both.
     `tables`: as in PagedRows; `pages`: of the pools."""
     columns = (positions // PAGE % tables.shape[1])[:, None]
     slots = mx.take_along_axis(tables, columns, axis=1)[:, 0] * PAGE + positions % PAGE
-    return mx.stack([slots, slots + pages * PAGE])
+    return mx.concatenate([slots, slots + pages * PAGE])
 
 
 def _grow(planes: mx.array, pages: int) -> mx.array:

@@ -66,6 +66,9 @@ def test_rows_attend_to_their_own_tokens(form: str) -> None:
     tables.append([0] * len(tables[0]))  # a dummy row
     rows = PagedRows(mx.array(tables), mx.array([*LENGTHS, 0]))
     found = attend_gathered(queries, keys, values, rows, rule)
+    if not latent:
+        joined = attend_gathered(queries, mx.concatenate([keys, values]), None, rows, rule)
+        assert mx.array_equal(joined, found).item()
     for row, length in enumerate(LENGTHS):
         first = 0 if rule.window is None else max(length - rule.window, 0)
         slots = mx.array(table.list_slots(str(row), first, length))
@@ -99,19 +102,19 @@ def test_a_latent_vector_is_the_value_and_blocks_are_not_too_large(
 
 def test_both_languages_define_the_same_names() -> None:
     cuda, metal = (set(re.findall(r"#define ([A-Z_]+)", header)) for header in HEADERS.values())
-    assert cuda == metal and len(cuda) == 8
+    assert cuda == metal and len(cuda) == 10
 
 
 @pytest.mark.parametrize("backend", HEADERS)
 @pytest.mark.parametrize("latent", [False, True])
 def test_nothing_is_left_to_spell_in_either_language(backend: str, latent: bool) -> None:
     """By the preprocessor of the languages: each name is a macro or a constant of the kernel."""
-    parts = re.split(r"^#(if LATENT|if CAPPED|else|endif)$", SPLIT, flags=re.MULTILINE)
-    assert len(parts) % 2 and parts[1::2].count("endif") == 5
+    parts = re.split(r"^#(if LATENT|if CAPPED|if JOINED|else|endif)$", SPLIT, flags=re.MULTILINE)
+    assert len(parts) % 2 and parts[1::2].count("endif") == 6
     kept, source = [True], parts[0]
     for directive, text in zip(parts[1::2], parts[2::2], strict=True):
         if directive.startswith("if"):
-            kept.append(latent or directive == "if CAPPED")
+            kept.append(latent or directive != "if LATENT")
         elif directive == "else":
             kept[-1] = not kept[-1]
         else:
