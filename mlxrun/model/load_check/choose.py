@@ -218,8 +218,9 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool, fuse
     """The fastest methods, by the kinds of the model's caches and layers, and by the config only."""
     scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
     batched = _choose_batched(template, config, fused) if paged and gpu else "ragged"
-    # Prompts wait for launches on CUDA. On Apple's GPUs nobody has measured.
-    fused_prompts = uses_cuda() and fused
+    # Prompts wait for launches on CUDA. On Apple's GPUs nobody has measured. In reproducible mode, bytes were
+    # compared on a GPU with prompts by the library's layers (benchmarks/reproduce).
+    fused_prompts = uses_cuda() and fused and not config.engine.reproducible
     make = partial(ComputeMethods, launch_first=uses_cuda(), snapshots=snapshots, fused_prompts=fused_prompts)
     if config.engine.reproducible:
         # A CPU's BLAS may round a row by its place among the others, which has to be compared.

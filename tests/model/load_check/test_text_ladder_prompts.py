@@ -81,7 +81,8 @@ def test_the_candidate_on_cuda(reproducible: bool, monkeypatch: pytest.MonkeyPat
     config = replace(config, cache=replace(config.cache, backend="none"))
     caller = make_caller("qwen3")
     found = choose._choose_candidate(caller.make_cache(), config, True, True)
-    assert found.decode == "fused" and found.fused_prompts and found.launch_first
+    assert found.decode == "fused" and found.launch_first
+    assert found.fused_prompts != reproducible
     assert not found.any_width and not found.snapshots
     assert found.fixed_width == (config.scheduler.max_running if reproducible else 0)
 
