@@ -18,6 +18,7 @@ import numpy as np
 
 from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.kv.paged.page_table import PageTable, round_pages
 from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, StepNumbers, find_slots
@@ -26,7 +27,7 @@ from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, Joining
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.device import uses_cuda, uses_gpu
 
 FEW_PAGES = 64  # a pool of fewer pages is not made smaller
 FEW_ROWS, ROW_STEP = (1, 2, 4, 8), 8  # widths of a compiled forward: these, and multiples of ROW_STEP
@@ -77,6 +78,7 @@ class PagedDecodeBatch:
         self._decode: DecodeCall | None = None
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
+        self._sizes: tuple[Any, ...] = ()  # of the last step's shapes, besides its rows
         self._lengths: dict[str, int] = {}
         self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and rotary positions less these
         self._layout: DraftLayout | None = None  # of a forward with drafts, for recurrent layers
@@ -129,7 +131,7 @@ class PagedDecodeBatch:
             for row, first in zip(joining, known, strict=True):
                 start = first if window is None else max(row.length - window, 0)
                 chosen.append(table.list_slots(row.id, start, row.length))
-            slots = mx.array(np.concatenate(chosen))
+            slots = mx.array(np.concatenate([*chosen, *(each + table.capacity * PAGE for each in chosen)]))
             for layer, pool in self._list_pools(window):
                 parts = zip([row[layer] for row in held], known, strict=True)
                 pool.write_rows([row.drop_first(first) for row, first in parts], slots)
@@ -241,7 +243,8 @@ class PagedDecodeBatch:
         round alike."""
         if not self._compiles or self._width:
             return self._compiles
-        shapes = tuple(table.capacity for table in self._tables.values()), *(table.shape for table in tables)
+        self._sizes = tuple(table.capacity for table in self._tables.values()), *(t.shape[1] for t in tables)
+        shapes = tables[0].shape[0], *self._sizes
         self._steps[shapes] += 1
         return self._steps[shapes] > self._compile_after
 
@@ -254,7 +257,12 @@ class PagedDecodeBatch:
         if (self._width and not self._any_width) or not self._compiles:
             return max(self._width, rows)
         few = next((width for width in FEW_ROWS if rows <= width), 0)
-        return few or -(-rows // ROW_STEP) * ROW_STEP
+        own = few or -(-rows // ROW_STEP) * ROW_STEP
+        if self._width or not uses_cuda():
+            return own
+        # A compiled step of more rows takes less time there, where launches do.
+        wider = (width for width in (own, own + ROW_STEP, 2 * own) if width <= 2 * own)
+        return next((w for w in wider if self._steps[w, *self._sizes] > self._compile_after), own)
 
     def accept(self, lengths: Mapping[str, int]) -> None:
         """Cut rows to these lengths, since their newest tokens were rejected. ValueError for more tokens than

@@ -136,12 +136,12 @@ class PagePool:
         self.arrays = tuple(a.reshape(-1, *a.shape[3:]) for a in changed)
 
     def write_rows(self, rows: Sequence[RowKeysValues], slots: mx.array) -> None:
-        """Copy rows into `slots`, which has the slots of all rows, row after row."""
+        """Copy rows into `slots`: as in PagedCache, of all rows, row after row."""
         if not slots.size:
             return
         keys = _join_tokens([row.keys[0, :, : row.length] for row in rows])
         values = _join_tokens([row.values[0, :, : row.length] for row in rows])
-        self._write(keys, values, mx.concatenate([slots, slots + self.arrays[0].shape[0] // 2]))
+        self._write(keys, values, slots)
 
     def append(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
         """Write a token [rows, KV heads, 1, D] for each row of a forward. `slots`: as in PagedCache."""
@@ -154,9 +154,11 @@ class PagePool:
         self.arrays = (joined,)
 
     def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        first, last, rows = self.arrays[0], self.arrays[-1], slots.shape[0] // 2
-        first[slots[:rows]] = keys
-        last[slots[:rows] if len(self.arrays) == 2 else slots[rows:]] = values
+        if len(self.arrays) == 1:
+            self.append_joined(mx.concatenate([keys, values]), slots)
+            return
+        for array, written in zip(self.arrays, (keys, values), strict=True):
+            array[slots[: len(written)]] = written
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
         """A lazy copy of the tokens in these slots."""

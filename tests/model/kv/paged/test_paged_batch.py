@@ -91,6 +91,25 @@ def test_a_shape_is_compiled_after_some_steps_and_gives_the_same(
     assert mx.allclose(found, run_steps(make_batch(), 5), atol=1e-6).item()
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_fewer_rows_take_a_step_that_is_compiled(
+    cuda: bool, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA, at most twice as wide: two rows decode in a step of four, and a single one does not."""
+    monkeypatch.setattr(paged_batch, "COMPILE_AFTER", 2)
+    monkeypatch.setattr(paged_batch, "uses_cuda", lambda: cuda)
+    batch, plain = make_batch(compiled=True), make_batch()
+    for own in (batch, plain):
+        run_steps(own, 3)
+        own.update({"a", "c"}, ())
+    compiled.clear()
+    found = [own.forward(decode, mx.array([5, 7]), own.lengths) for own in (batch, plain)]
+    assert mx.allclose(*found, atol=1e-6).item() and compiled == [(4,)] * cuda
+    batch.update({"a"}, ())
+    batch.forward(decode, mx.array([5]), batch.lengths)
+    assert compiled == [(4,)] * cuda
+
+
 def test_a_fixed_width_is_compiled_at_once(compiled: list[tuple[int, ...]]) -> None:
     found = run_steps(make_batch(compiled=True, width=6), 2)
     assert compiled == [(6,)] * 2
