@@ -8,8 +8,9 @@ was prepared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,7 +20,9 @@ from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.layouts import BlockLayout, find_layout, read_norm
 from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
 from mlxrun.model.hooks.attention import RowKeysCache
-from mlxrun.model.hooks.derived_layers import mix_in, takes_heads
+from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.even_products import takes_heads
+from mlxrun.model.hooks.product_timing import StepProduct
 from mlxrun.model.hooks.quantized_layers import list_modules
 from mlxrun.model.kv.paged.paged_cache import PagedCache
 
@@ -73,6 +76,17 @@ class FusedLayer:
         prepared = operations.add_norm(summed, change, rule)
         prepare_norm(norm, prepared)
         return prepared[0]
+
+    def list_products(self, operations: LayerOperations) -> Iterator[StepProduct]:
+        """The products of plain weights in `compute`. `operations`: of the gate, if no product makes it."""
+        if not takes_heads(self.output):
+            return
+        size, heads = self.second.weight.size, self.heads
+        yield StepProduct(self.product, (1, size))
+        yield StepProduct(self.output, (heads.heads, 1, heads.size))
+        if self.gated is not None:
+            yield StepProduct(partial(self.gated.gate, gate=operations.gate), (1, size))
+            yield StepProduct(self.middle, (1, self.gated.outputs // 2))
 
 
 class _FusedBlock(nn.Module):
