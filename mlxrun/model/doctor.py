@@ -183,10 +183,12 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
         advice = "the files have weights that this model does not use, such as heads for other tasks"
         facts: dict[str, Any] = {"names": form.unused}
         yield Finding("weights", "unused", "note", f"{len(form.unused)}: {names}", advice, facts)
-    if not form.kinds:
-        return
-    facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries, "seconds": form.seconds}
-    yield Finding("weights", "form", "ok", form.describe(), facts=facts)
+    if form.kinds:
+        facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries}
+        yield Finding("weights", "form", "ok", form.describe(), facts={**facts, "seconds": form.seconds})
+    if form.plain is not None:
+        facts = {"methods": form.plain.entries}
+        yield Finding("weights", "plain", "ok", form.describe_plain(), facts=facts)
     if form.reason:
         yield Finding("weights", "why", "ok", form.reason, facts={"reason": form.reason})
     for name, times in form.seconds.items():

@@ -8,8 +8,9 @@ the norm that follows. If that norm is called with this very sum, it returns wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +25,9 @@ from mlxrun.model.hooks.attention import (
     find_positions,
     get_prompt_operations,
 )
-from mlxrun.model.hooks.derived_layers import mix_in, takes_heads
+from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.even_products import takes_heads
+from mlxrun.model.hooks.product_timing import StepProduct
 from mlxrun.model.hooks.quantized_layers import list_modules
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
 
@@ -94,6 +97,17 @@ class FusedLayer:
         keys, values = cache.update_and_fetch(written[:rows], written[rows:])
         attended = attend_prompt(queries, keys, values, self.scale, mask)
         return attended.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
+
+    def list_products(self, operations: LayerOperations) -> Iterator[StepProduct]:
+        """The products of plain weights in `compute`. `operations`: of the gate, if no product makes it."""
+        if not takes_heads(self.output):
+            return
+        size, heads = self.second.weight.size, self.heads
+        yield StepProduct(self.product, (1, size))
+        yield StepProduct(self.output, (heads.heads, 1, heads.size))
+        if self.gated is not None:
+            yield StepProduct(partial(self.gated.gate, gate=operations.gate), (1, size))
+            yield StepProduct(self.middle, (1, self.gated.outputs // 2))
 
 
 class _FusedBlock(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.derived_layers import can_gate, is_multiplied_evenly, is_plain_linear
+from mlxrun.model.hooks.even_products import can_gate, is_multiplied_evenly, is_plain_linear
 from mlxrun.model.hooks.quantized_layers import is_quantized_linear
 from mlxrun.model.hooks.skinny_gemm import multiply_evenly
 
@@ -52,19 +52,23 @@ class JoinedProduct:
 
     def __call__(self, x: mx.array) -> mx.array:
         """[..., all outputs] of x [..., D]."""
-        if is_quantized_linear(self._joined) and hasattr(self._first, "table"):
-            self._joined.table = self._first.table
-        product: mx.array = self._joined(x)
+        product: mx.array = self._follow()(x)
         return product
+
+    def _follow(self) -> Any:
+        """The joined layer, which multiplies by the methods that the layers have now."""
+        if hasattr(self._first, "table"):
+            self._joined.table = self._first.table
+        return self._joined
 
     def gate(self, x: mx.array, gate: Callable[[mx.array], mx.array]) -> mx.array:
         """silu(gate) * up of the product of gate and up, by `gate` where the product's kernel does not."""
-        own = self.can_gate(x.dtype) and is_multiplied_evenly(self._joined, x)
+        own = self.can_gate(x.dtype) and is_multiplied_evenly(self._follow(), x)
         return self.multiply_gated(x) if own else gate(self(x))
 
     def can_gate(self, dtype: mx.Dtype) -> bool:
         """Whether there is a kernel that makes silu(gate) * up with the product."""
-        return can_gate(self._joined, dtype)
+        return can_gate(self._follow(), dtype)
 
     def multiply_gated(self, x: mx.array) -> mx.array:
         """silu(gate) * up by this kernel."""

@@ -15,12 +15,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.config.settings import Config
-from mlxrun.model.fused.fused_blocks import hook_layers
+from mlxrun.model.fused.fused_blocks import hook_layers, list_fused
+from mlxrun.model.fused.operations import choose_operations
 from mlxrun.model.fused.quick_gates import hook_gates
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
-from mlxrun.model.hooks.derived_layers import hook_even_products, transpose_weights
+from mlxrun.model.hooks.derived_layers import transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
+from mlxrun.model.hooks.even_products import hook_even_products
 from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.product_timing import ProductTimes
@@ -30,8 +32,10 @@ from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.soft_caps import hook_softcaps
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.tower_blocks import hook_blocks
-from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
+from mlxrun.model.hooks.weight_form import WeightForm, settle_plain_products, settle_weights
 from mlxrun.model.machine.device import fuses_operations, get_backend, uses_gpu
+
+TIMED_LAYERS = 4  # whose products are timed: more weights than a GPU's cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,10 @@ def may_fuse(config: Config) -> bool:
     return uses_gpu() and plain and bool(config.engine.load_check)
 
 
-def needs_even_products(config: Config) -> bool:
-    """Whether rows must have the same bits in any company, and plain weights may multiply them so."""
-    return config.engine.reproducible and not config.model.adapters and bool(config.engine.load_check)
+def may_multiply_evenly(config: Config) -> bool:
+    """Whether plain weights may multiply rows of decode steps by a kernel of ours. In reproducible mode these
+    are all rows."""
+    return not config.model.adapters and bool(config.engine.load_check)
 
 
 def needs_quick_gates() -> bool:
@@ -74,7 +79,7 @@ def install_hooks(
     its activations; `adapters`: the weights of LoRA adapters by layer, in the order of `rows.names`;
     `adapter_dtype`: their type afterwards; `checkpoint`: config.json; `seconds`: see
     `settle_weights`."""
-    form = settle_weights(model, config, dtype, seconds)
+    form, reproducible = settle_weights(model, config, dtype, seconds), config.engine.reproducible
     routed = list_routed(model)
     experts = sum(is_expert(layer) for layer in routed)
     found = (
@@ -85,8 +90,10 @@ def install_hooks(
         ),
         InstalledHook(
             "even products",
-            hook_even_products(model, dtype) if needs_even_products(config) else 0,
-            "a row has the same bits in steps of any width",
+            hook_even_products(model, dtype, whole=reproducible) if may_multiply_evenly(config) else 0,
+            "a row has the same bits in steps of any width"
+            if reproducible
+            else "rows of decode steps are multiplied by the faster method",
         ),
         InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
         InstalledHook("rotary positions", share_angles(model), "angles are computed once a forward"),
@@ -107,4 +114,8 @@ def install_hooks(
             "decode steps take few kernels, and weights of one input are joined",
         ),
     )
+    if not reproducible:
+        operations = choose_operations()
+        products = [p for layer in list_fused(model)[:TIMED_LAYERS] for p in layer.list_products(operations)]
+        form = settle_plain_products(model, form, products, dtype, seconds)
     return form, tuple(hook for hook in found if hook.places)

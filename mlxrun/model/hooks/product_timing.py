@@ -1,4 +1,7 @@
-"""Times the products of quantized layers by each method, and with dequantized weights."""
+"""Times the products of quantized layers by each method, and with dequantized weights.
+
+Those of layers with plain weights are timed by the library and by the kernel of skinny_gemm.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -20,6 +24,8 @@ log = logging.getLogger(__name__)
 
 WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
 PACKED_WIDTHS = (1, 8, 32)  # rows of decode steps, for which the kernel and dequantized weights are timed
+PLAIN_WIDTHS = (1, 8, 32, 64)  # the same for plain weights: the most rows of each kernel, or so
+PLAIN_METHODS: tuple[ProductMethod, ...] = ("library", "packed")
 ProductTimes = Mapping[str, Mapping[int, float]]  # seconds by method, and by rows
 HELD = "held"  # the name of dequantized weights among the timed methods
 # On CUDA, quantized products of one row take at most this share of the time of dequantized ones, or weights
@@ -71,6 +77,43 @@ def time_products(
             log.info("weights: timing more rows; MLX compiles for a minute what it has not kept of kernels")
     timed = {name: dict(sorted(times.items())) for name, times in found.items() if times}
     return {name: bound_by_more_rows(times) for name, times in timed.items()} if is_cpu else timed
+
+
+@dataclass(frozen=True, slots=True)
+class StepProduct:
+    """A product of a decode step. `shape`: of the input that `compute` takes, without the rows."""
+
+    compute: Callable[[mx.array], mx.array]
+    shape: tuple[int, ...]
+
+
+def time_plain_products(
+    products: Sequence[StepProduct], use_method: Callable[[ProductMethod], None], dtype: mx.Dtype
+) -> dict[str, dict[int, float]]:
+    """Seconds of these products together, by method and number of rows. `use_method`: makes their layers
+    multiply by a method.
+
+    They are launched one after the other by a compiled function, as those of a step. Small ones wait for the
+    host, whose time is most of what is measured then.
+    """
+    warm_device()
+    found: dict[str, dict[int, float]] = {name: {} for name in PLAIN_METHODS}
+    for rows in PLAIN_WIDTHS:
+        inputs = [mx.ones((rows, *product.shape), dtype) for product in products]
+        mx.eval(inputs)
+        if not found[PLAIN_METHODS[0]]:  # a compiled function would read lazy weights again in each call
+            mx.eval(_compute_products(products, inputs))
+        # A device that slept is slow for what comes first.
+        for name in PLAIN_METHODS * (2 if rows == 1 else 1):
+            use_method(name)
+            compute = mx.compile(partial(_compute_products, products))
+            lasted, _ = time_graph(partial(compute, inputs))
+            found[name][rows] = min(lasted, found[name].get(rows, math.inf))
+    return found
+
+
+def _compute_products(products: Sequence[StepProduct], inputs: Sequence[mx.array]) -> list[mx.array]:
+    return [product.compute(x) for product, x in zip(products, inputs, strict=True)]
 
 
 def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:

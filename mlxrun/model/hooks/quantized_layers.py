@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -50,10 +51,12 @@ class MethodTable:
         """The method for this number of rows."""
         return next((method for most, method in self.entries if rows <= most), self.entries[-1][1])
 
-    def describe(self, unit: str) -> str:
-        """The table as text, for logs. `unit`: what its numbers count."""
-        steps = [f"{method} up to {most} {unit}" for most, method in self.entries[:-1]]
-        last = self.entries[-1][1]
+    def describe(self, unit: str, names: Mapping[str, str] = MappingProxyType({})) -> str:
+        """The table as text, for logs. `unit`: what its numbers count; `names`: of methods, if they have
+        others."""
+        named = [(most, names.get(method, method)) for most, method in self.entries]
+        steps = [f"{method} up to {most} {unit}" for most, method in named[:-1]]
+        last = named[-1][1]
         return ", ".join([*steps, f"{last} beyond" if steps else last])
 
 
@@ -178,8 +181,10 @@ def use_row_products(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def keep_methods(model: nn.Module) -> Iterator[None]:
-    """After the block, layers multiply as before it."""
-    modules = list_routed(model)
+    """After the block, layers multiply as before it, those with plain weights too."""
+    modules: list[Any] = [
+        module for module in list_modules(model) if isinstance(getattr(module, "table", None), MethodTable)
+    ]
     tables = [module.table for module in modules]
     try:
         yield

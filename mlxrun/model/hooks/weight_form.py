@@ -2,15 +2,17 @@
 
 `model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
 reproducible mode the backend alone decides, because times and memory differ between runs and machines.
+
+On CUDA, products of plain weights are timed too, for the numbers of rows that decode steps may have. Each is
+multiplied by the kernel of skinny_gemm.py where that is faster than the library.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import mlx.core as mx
@@ -19,12 +21,17 @@ import mlx.nn as nn
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
+from mlxrun.model.hooks.even_products import is_plain_linear, list_even, use_table
 from mlxrun.model.hooks.product_timing import (
     HELD,
     HOPELESS,
+    PLAIN_METHODS,
+    PLAIN_WIDTHS,
     WIDTHS,
     ProductTimes,
+    StepProduct,
     is_one_row_faster,
+    time_plain_products,
     time_products,
 )
 from mlxrun.model.hooks.quantized_layers import (
@@ -42,15 +49,17 @@ from mlxrun.model.hooks.quantized_layers import (
     list_products,
     list_quantized,
 )
-from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_packed
+from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_packed, count_inputs
 from mlxrun.model.machine.decisions import Decision, WeightsInMemory, decide_weights
 from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
 
 log = logging.getLogger(__name__)
 
 PRODUCTS = 3  # whose shapes take most of the work, and which are timed
+PLAIN_PRODUCTS = 4  # the same of plain weights, of each shape: more than a GPU's cache holds
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
 HELD_WORTH = 0.95  # the same for dequantized weights, on average
+PLAIN_WORTH = 0.95  # the same for the kernel that multiplies plain weights
 # Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, padded to 8 rows.
 # 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
 FIXED_TABLES: Mapping[str, MethodTable] = {
@@ -69,6 +78,11 @@ PACKED_TABLE = MethodTable(((MOST_ROWS, "packed"), (256, "dequantized")))
 EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"), (9, "dequantized")))}
 
 
+# Of plain weights, without timing. The kernel reads a weight again for more rows than it takes.
+PLAIN_TABLE = MethodTable(((MOST_ROWS, "library"), (MOST_ROWS + 1, "library")))
+PLAIN = "plain "  # before the names of methods among the times of products
+
+
 @dataclass(frozen=True, slots=True)
 class WeightForm:
     """The chosen form.
@@ -77,7 +91,8 @@ class WeightForm:
     `keeps_experts`: except for experts. `seconds`: time of the measured products together, by method and
     rows; empty if nothing was timed. `unused`: names of weights that the model does not use. `experts`:
     methods of expert layers by tokens an expert, None if they use the library's calls. `reason`: why weights
-    have this form, or why they were timed.
+    have this form, or why they were timed. `plain`: methods of plain weights by rows of a decode step. It is
+    None if they were not timed.
     """
 
     kinds: tuple[str, ...] = ()
@@ -88,6 +103,7 @@ class WeightForm:
     unused: tuple[str, ...] = ()
     experts: MethodTable | None = None
     reason: str = ""
+    plain: MethodTable | None = None
 
     def describe(self) -> str:
         """One line for logs and `mlxrun doctor`."""
@@ -98,6 +114,13 @@ class WeightForm:
         if self.experts is not None:
             text += f"; experts by: {self.experts.describe('tokens each')}"
         return text
+
+    def describe_plain(self) -> str:
+        """One line about the rows of decode steps; empty if plain weights were not timed."""
+        if self.plain is None:
+            return ""
+        names = {"library": "the library", "packed": "mlxrun's kernel"}
+        return f"rows of decode steps are multiplied by: {self.plain.describe('rows', names)}"
 
 
 PLAIN_WEIGHTS = WeightForm()
@@ -118,7 +141,7 @@ def settle_weights(
     table, held = get_default_table(products, dtype), decided.value == "held"
     if decided.value in ("timed", "timed_methods"):
         may_hold = decided.value == "timed"
-        seconds = known or time_products(products, table, dtype, may_hold)
+        seconds = _select_times(known or {}, plain=False) or time_products(products, table, dtype, may_hold)
         table = choose_table(seconds, table)
         may_gain = backend != "cuda" or "packed" in seconds or is_one_row_faster(seconds)
         held = may_hold and (not may_gain or is_held_faster(seconds))
@@ -135,6 +158,42 @@ def settle_weights(
     )
     log.info("weights: %s", form.describe())
     return form
+
+
+def settle_plain_products(
+    model: nn.Module,
+    form: WeightForm,
+    products: Sequence[StepProduct],
+    dtype: mx.Dtype,
+    known: ProductTimes | None = None,
+) -> WeightForm:
+    """Choose for the layers of `list_even` by which method they multiply so many rows. Returns the form with
+    the choice. `products`: of some fused layers, empty if there are none; `known`: as in `settle_weights`."""
+    layers = list_even(model)
+    if not layers:
+        return form
+    products = products or [
+        StepProduct(layer, (1, count_inputs(layer)))
+        for layer in _pick_layers([layer for layer in layers if is_plain_linear(layer)], PLAIN_PRODUCTS)
+    ]
+    seconds = _select_times(known or {}, plain=True)
+    if not seconds:
+        seconds = time_plain_products(
+            products, lambda method: use_table(layers, MethodTable(((1, method),))), dtype
+        )
+    table = choose_table(seconds, PLAIN_TABLE, PLAIN_WIDTHS, PLAIN_WORTH)
+    use_table(layers, table)
+    named = {PLAIN + name: times for name, times in seconds.items()}
+    form = replace(form, plain=table, seconds={**form.seconds, **named})
+    log.info("plain weights: %s", form.describe_plain())
+    return form
+
+
+def _select_times(known: ProductTimes, *, plain: bool) -> ProductTimes:
+    """Those of plain weights by method, or those of quantized ones."""
+    if plain:
+        return {name: known[PLAIN + name] for name in PLAIN_METHODS if PLAIN + name in known}
+    return {name: times for name, times in known.items() if not name.startswith(PLAIN)}
 
 
 def plan_weights(
@@ -171,16 +230,25 @@ def _make_refusal(needed: int, limit: int) -> ConfigError:
 
 def pick_products(model: nn.Module) -> list[Any]:
     """One layer of each of the shapes that take most of the work."""
-    layers: list[Any] = [layer for layer in list_products(model) if count_weights(layer) <= MAX_TRANSIENT]
-    work: Counter[tuple[Any, ...]] = Counter()
+    return _pick_layers([layer for layer in list_products(model) if count_weights(layer) <= MAX_TRANSIENT])
+
+
+def _pick_layers(layers: Iterable[Any], each: int = 1) -> list[Any]:
+    """`each` layers of each of the shapes that take most of the work."""
+    by_shape: dict[tuple[Any, ...], list[Any]] = {}
     for layer in layers:
-        work[_get_shape(layer)] += count_weights(layer)
-    by_shape = {_get_shape(layer): layer for layer in layers}
-    return [by_shape[shape] for shape, _ in work.most_common(PRODUCTS)]
+        by_shape.setdefault(_get_shape(layer), []).append(layer)
+    most = sorted(by_shape.values(), key=lambda alike: -len(alike) * _count_numbers(alike[0]))
+    return [layer for alike in most[:PRODUCTS] for layer in alike[-each:]]
+
+
+def _count_numbers(layer: Any) -> int:
+    return int(layer["weight"].shape[0]) * count_inputs(layer)
 
 
 def _get_shape(layer: Any) -> tuple[Any, ...]:
-    return (*layer["weight"].shape, layer.bits, layer.mode, layer.group_size)
+    form = (getattr(layer, name, None) for name in ("bits", "mode", "group_size"))
+    return (*layer["weight"].shape, *form)
 
 
 def get_default_table(products: Sequence[Any], dtype: mx.Dtype) -> MethodTable:
@@ -190,16 +258,21 @@ def get_default_table(products: Sequence[Any], dtype: mx.Dtype) -> MethodTable:
     return FIXED_TABLES[get_backend()]
 
 
-def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
+def choose_table(
+    seconds: Mapping[str, Mapping[int, float]],
+    default: MethodTable,
+    widths: Iterable[int] = WIDTHS,
+    worth: float = WORTH,
+) -> MethodTable:
     """The best method without held weights for each number of rows. `default`: the methods where nothing was
-    timed."""
+    timed. A method replaces its one if it takes at most `worth` of its time."""
     entries: list[tuple[int, ProductMethod]] = []
-    for rows in sorted({*WIDTHS, *(most for most, _ in default.entries)}):
+    for rows in sorted({*widths, *(most for most, _ in default.entries)}):
         times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
         usual = best = default.choose(rows)
         if times:
             best = min(times, key=times.__getitem__)
-            best = usual if times[best] > WORTH * times.get(usual, math.inf) else best
+            best = usual if times[best] > worth * times.get(usual, math.inf) else best
         if entries and entries[-1][1] == best:
             entries.pop()
         entries.append((rows, best))

@@ -21,8 +21,8 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.media_names import KINDS
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
-from mlxrun.model.hooks.derived_layers import list_even
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
+from mlxrun.model.hooks.even_products import list_even
 from mlxrun.model.hooks.quantized_layers import use_row_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization

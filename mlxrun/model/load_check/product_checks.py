@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
+from mlxrun.model.hooks.even_products import forget_even_products, list_even
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
@@ -20,7 +20,7 @@ from mlxrun.model.hooks.quantized_layers import (
     list_routed,
     multiply_routed,
 )
-from mlxrun.model.hooks.skinny_gemm import KERNELS, MOST_ROWS, multiply_evenly
+from mlxrun.model.hooks.skinny_gemm import KERNELS, multiply_evenly
 from mlxrun.model.load_check.attention_checks import find_limit, measure_rms
 from mlxrun.model.load_check.report import LoadCheck
 
@@ -54,15 +54,16 @@ def forget_products(model: nn.Module) -> None:
 def _describe_kind(layer: Any) -> tuple[Any, ...]:
     shape, name = tuple(layer["weight"].shape), type(layer).__name__
     if "scales" not in layer:
-        return shape, layer["weight"].dtype, name
-    form = (layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
+        form: tuple[Any, ...] = (layer["weight"].dtype,)
+    else:
+        form = (layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
     return (shape, *form, name, tuple(layer.table.entries))
 
 
 def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
     """By method: the difference, and its limit."""
     least = 1
-    for most, method in layer.table.entries if "scales" in layer else ((MOST_ROWS, "packed"),):
+    for most, method in layer.table.entries:
         # Each kernel of the skinny GEMM is other code.
         for rows in (
             (least, *(rows + 1 for rows in KERNELS if rows < most)) if method == "packed" else (least,)

@@ -10,8 +10,9 @@ import pytest
 
 from mlxrun.model.fused.joined_layers import JoinedProduct, can_join
 from mlxrun.model.fused.operations import ARRAYS
-from mlxrun.model.hooks import derived_layers, skinny_gemm
-from mlxrun.model.hooks.derived_layers import hook_even_products, transpose_weights
+from mlxrun.model.hooks import even_products, skinny_gemm
+from mlxrun.model.hooks.derived_layers import transpose_weights
+from mlxrun.model.hooks.even_products import forget_even_products, hook_even_products
 from mlxrun.model.hooks.quantized_layers import MethodTable, hook_products
 from tests.helpers.fused_models import multiply_rows
 
@@ -58,7 +59,7 @@ def test_gate_and_up_are_gated_by_the_kernel_of_their_product(
         return multiply_rows(layer, x, gated)
 
     expected = ARRAYS.gate(mx.concatenate([layer(X) for layer in model.layers], axis=-1))
-    monkeypatch.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    monkeypatch.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
     monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     assert hook_even_products(model, mx.float32)
     joined = JoinedProduct(model.layers)
@@ -67,6 +68,9 @@ def test_gate_and_up_are_gated_by_the_kernel_of_their_product(
     chunk = X.reshape(1, 3, 64)
     assert mx.allclose(joined.gate(chunk, ARRAYS.gate), expected.reshape(1, 3, -1), atol=1e-4).item()
     assert len(calls) == 1, "a prompt's tokens"
+    forget_even_products(model)
+    assert mx.allclose(joined.gate(X, ARRAYS.gate), expected, atol=1e-4).item() and joined(X) is not None
+    assert len(calls) == 1, "the layers' products are the library's now"
 
 
 def test_the_method_of_quantized_products_is_that_of_the_layers() -> None:

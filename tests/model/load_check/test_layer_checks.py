@@ -12,7 +12,7 @@ import pytest
 from mlxrun.model.fused import fused_blocks
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
 from mlxrun.model.fused.operations import ArrayOperations, HeadRule, NormRule
-from mlxrun.model.hooks import derived_layers, install, skinny_gemm
+from mlxrun.model.hooks import even_products, install, skinny_gemm
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.load_check import choose, layer_checks, text_ladder
 from mlxrun.model.load_check.attention_checks import KernelCheck
@@ -137,7 +137,7 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
         rows = multiply_rows(layer, x, gated)
         return rows * (1 + 1e-6) if planted and x.shape[0] > planted else rows
 
-    gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    gpu.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
     gpu.setattr(skinny_gemm, "multiply_few_rows", multiply)
     report = probe_model(zoo.text("llama"), reproducible=True)
     assert report.methods.any_width is (planted == 0) and report.methods.decode == "fused"
@@ -160,7 +160,7 @@ def test_a_gate_that_is_made_with_the_product_is_compared(
         return multiply_rows(layer, x, gated)
 
     use_operations(gpu, Sound())
-    gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    gpu.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
     gpu.setattr(skinny_gemm, "multiply_few_rows", multiply)
     report = probe_model(zoo.text("llama"), reproducible=True)
     assert gates and report.methods.decode == ("compiled" if planted else "fused")
