@@ -23,7 +23,6 @@ from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
-from mlxrun.model.run.launch_pause import LaunchPause
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prefill import PrefillRunner
 from mlxrun.model.run.prompt_inputs import place_tokens
@@ -76,7 +75,6 @@ class ModelRunner:
         if self._mtp is not None:
             self._mtp.rows.keep_only(())
         self._launched = LaunchedStep()
-        self._pause = LaunchPause()
 
     def close(self) -> None:
         """Drop all arrays and this thread's streams. Nothing can be computed afterwards."""
@@ -120,7 +118,6 @@ class ModelRunner:
         needs the token before it. It is made while the device computes the forward.
         """
         assert self._launched.drafted is None, "drafts are collected before the next plan"
-        began = time.perf_counter()
         freed, snapshots = self._free(plan)
         errors = self._admit(plan.admit)
         failed, invalid_hits = self._restore_hits(plan)
@@ -129,11 +126,9 @@ class ModelRunner:
         step, launch, unsampled = self._forward(plan, snapshots)
         if self._methods.launch_first:
             mx.async_eval(launch)
-        previous, launched = self._launched, time.perf_counter()
+        previous = self._launched
         tokens, failed = collect_tokens(previous, self._rows, freed)
-        if self._methods.launch_first:
-            time.sleep(self._pause.compute(plan, began, launched, time.perf_counter()))
-        else:
+        if not self._methods.launch_first:
             mx.async_eval(launch)
         self._launched, urgent = self._launch_rest(step, unsampled)
         admitted = [admission.request.id for admission in plan.admit]  # older logprobs are not theirs
