@@ -15,6 +15,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |  |- MethodNotAllowed             http 405  the path has other methods
 |  |- BodyTooLarge                 http 413  the body is larger than the server accepts
 |  |- WrongContentType             http 415  the body is not of the type that the path takes
+|  |- WrongContentEncoding         http 415  the body is encoded in a way that the server does not decode
 |  `- InternalError                http 500  mlxrun or the model failed on this request
 |- Cancelled               exit 3  http 499  the request was cancelled
 |- TimedOut                exit 3  http 504  the request took longer than allowed
@@ -165,6 +166,13 @@ class WrongContentType(RequestError):
 
     http_status = 415
     code = "unsupported_content_type"
+
+
+class WrongContentEncoding(RequestError):
+    """The Content-Encoding of the body is not one that the server decodes."""
+
+    http_status = 415
+    code = "unsupported_content_encoding"
 
 
 class InternalError(RequestError):

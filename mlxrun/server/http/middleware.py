@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from mlxrun import __version__
-from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
+from mlxrun.core.errors import (
+    BodyTooLarge,
+    MethodNotAllowed,
+    MlxrunError,
+    RequestError,
+    Unauthorized,
+    WrongContentEncoding,
+)
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import (
     ACTIVE_IDS,
@@ -22,6 +29,7 @@ from mlxrun.server.http.access import (
     is_preflight,
     request_id,
 )
+from mlxrun.server.http.body_encoding import ENCODINGS, check_content_encoding
 from mlxrun.server.http.error_page import make_error_page
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.request_log import describe_end, log_end
@@ -79,6 +87,7 @@ async def _check_and_run(
         app[API_KEYS].check(request, endpoint.role)
     if not endpoint.is_form:
         check_content_type(request)
+    check_content_encoding(request)
     check_length(request, endpoint.max_body or get_max_body_bytes(app))
     if not endpoint.engine:
         return await _run(request, handler)
@@ -174,6 +183,8 @@ def _respond_with_error(
         headers["WWW-Authenticate"] = f'Basic realm="{KEY_REALM}"' if is_page else "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.methods)
+    if isinstance(error, WrongContentEncoding):
+        headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # of requests, as RFC 7694 has it
     if isinstance(error, BodyTooLarge) or not request.content.is_eof():
         headers["Connection"] = "close"  # the rest of the body is not read
     status, body = surface.status(error), surface.error_body(error, request_id(request))

@@ -1,0 +1,109 @@
+"""Encodings of bodies: those that are decoded, and the refusal of all others in the shape of each API."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from mlxrun.server.endpoints import anthropic, ollama, openai, responses, transcriptions
+from mlxrun.server.http.body_encoding import ENCODINGS
+from tests.helpers.raw_clients import ONLY
+from tests.helpers.server_fakes import make_chat_body, make_script, run_server
+from tests.robustness.test_server_fuzz_bodies import HI
+
+SURFACES = [openai.SURFACE, anthropic.SURFACE, responses.SURFACE, ollama.SURFACE, transcriptions.SURFACE]
+MISSING = [
+    each for each in ("br", "zstd") if each not in ENCODINGS
+]  # which aiohttp knows, and has no library for
+CHAT = {"messages": HI, "max_tokens": 4}
+REFUSED = [*MISSING, "compress", "gzip, gzip", "utf-8"]
+
+
+def make_post(path: str, encoding: str, body: bytes = b"") -> bytes:
+    """A request as bytes."""
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, f"Content-Encoding: {encoding}", "\r\n")).encode() + body
+
+
+def check_shape(path: str, found: dict[str, Any]) -> str:
+    """The message of an error, once its shape is that of the path's API."""
+    error = found["error"]
+    if path == "/api/chat":
+        return str(error)
+    if path == "/v1/messages":
+        assert found["type"] == "error" and found["request_id"].startswith("req_")
+        assert error["type"] == "invalid_request_error"
+    else:
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        assert error["code"] == "unsupported_content_encoding"
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("encoding", REFUSED)
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/v1/audio/transcriptions"],
+)
+async def test_an_encoding_that_is_not_decoded_is_refused(path: str, encoding: str) -> None:
+    """The body is valid JSON without it, and a form is no exception."""
+    async with run_server(surfaces=SURFACES, script=make_script("An answer.")) as s:
+        reply = await s.post(path, json.dumps(CHAT).encode(), Content_Encoding=encoding)
+        assert reply.status == 415, reply.body
+        said = check_shape(path, reply.json)
+        assert said.startswith(f"the Content-Encoding '{encoding}' is not supported: ")
+        assert "gzip or deflate" in said and s.engine.requests == []
+        assert reply.headers["Accept-Encoding"] == ", ".join(ENCODINGS)
+        assert reply.headers["x-request-id"].startswith("req_")
+        await s.settle()
+        assert (await s.post("/v1/chat/completions", CHAT)).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZip", "deflate", "identity", ""])
+async def test_what_is_decoded(encoding: str) -> None:
+    body = json.dumps(make_chat_body()).encode()
+    encode = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding.lower(), bytes)
+    async with run_server(surfaces=ONLY) as s:
+        assert (await s.post("/mini", encode(body), Content_Encoding=encoding)).status == 200
+
+
+async def test_a_request_without_a_body_may_name_any() -> None:
+    async with run_server(surfaces=ONLY) as s:
+        assert (await s.get("/v1/status", Content_Encoding="nothing")).status == 200
+
+
+@pytest.mark.parametrize("encoding", MISSING)
+async def test_a_long_body_of_a_missing_library(encoding: str) -> None:
+    """The client may send all of it, and reads the answer. The head comes with parts of the body, or not."""
+    async with run_server(surfaces=SURFACES) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        raw = make_post("/v1/messages", encoding, bytes(3_000_000))
+        for first in (raw.index(b"\r\n\r\n") + 4, 100_000):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(raw[:first])
+            await asyncio.sleep(0.05)
+            writer.write(raw[first:])
+            async with asyncio.timeout(30):
+                await writer.drain()
+                assert b" 415 " in await reader.readline()
+            writer.close()
+
+
+@pytest.mark.skipif(not MISSING, reason="aiohttp has both libraries")
+async def test_a_head_in_two_packets_is_an_unreadable_request() -> None:
+    """Its beginning is not there any more when the parser fails, so nothing is made of its rest."""
+    async with run_server(surfaces=SURFACES) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        raw = make_post("/v1/messages", MISSING[0], make_post("/v1/chat/completions", "gzip"))
+        for first, status in ((40, 400), (len(raw), 415)):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(raw[:first])
+            await asyncio.sleep(0.05)
+            writer.write(raw[first:])
+            async with asyncio.timeout(30):
+                assert int((await reader.readline()).split()[1]) == status
+            writer.close()
