@@ -9,7 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxrun.config.server_settings import has_response_file, is_loopback, normalize_host, read_api_key
+from mlxrun.config.server_settings import (
+    explain_unknown_host,
+    has_response_file,
+    is_loopback,
+    normalize_host,
+    read_api_key,
+)
 from mlxrun.config.settings import Config
 from mlxrun.core.field_errors import suggest
 
@@ -120,7 +126,8 @@ def check_public_host(config: Config) -> str | None:
     server = config.server
     if server.api_keys or server.allow_public or is_loopback(server.host):
         return None
-    return f"{server.host} can be reached from other machines: set server.api_keys or server.allow_public"
+    public = f"{server.host} can be reached from other machines: set server.api_keys or server.allow_public"
+    return explain_unknown_host(server.host) or public
 
 
 @reads("server.api_keys")

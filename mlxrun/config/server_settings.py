@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -197,6 +198,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def explain_unknown_host(host: str) -> str | None:
+    """What is wrong with a host name that does not exist. None if it exists, or if no resolver can say so."""
+    try:
+        socket.getaddrinfo(host.strip("[]"), 0)
+    except socket.gaierror as error:
+        if error.errno != socket.EAI_NONAME:
+            return None
+    except UnicodeError:
+        pass  # no name: a part of it is empty or too long
+    else:
+        return None
+    return f"the host name {host!r} does not exist"
 
 
 def is_address(name: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxrun.config.server_settings import find_weak_keys
+from mlxrun.config.server_settings import explain_unknown_host, find_weak_keys
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.core.workers import finishes_before, ignore_error
@@ -123,9 +123,9 @@ def _convert_errors(host: str, port: int, port_key: str) -> Iterator[None]:
     """Raise ConfigError for an address that cannot be used."""
     try:
         yield
-    except socket.gaierror as error:
-        text = f"server.host: {host!r} is not an address of this machine: {error.strerror}"
-        raise ConfigError(text) from error
+    except (socket.gaierror, UnicodeError) as error:
+        text = explain_unknown_host(host) or f"{host!r} is not an address of this machine: {error.args[-1]}"
+        raise ConfigError(f"server.host: {text}") from error
     except OSError as error:
         key = port_key if error.errno in (errno.EADDRINUSE, errno.EACCES) else "server.host"
         reason = os.strerror(error.errno) if error.errno else str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,38 @@ def test_wrong_api_keys(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.example"])
-def test_a_public_address_needs_keys_or_a_word(host: str) -> None:
+def test_a_public_address_needs_keys_or_a_word(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args: [])  # box.example exists
     (said,) = load_errors(f"server: {{host: '{host}'}}\n")
     assert said.startswith(f"a.yaml:1:16: server.host: {host} can be reached from other machines")
     assert load(f"server: {{host: '{host}', allow_public: true}}\n").config.server.host == host
     assert load(f"server: {{host: '{host}', api_keys: {{a: '${{A}}'}}}}\n", A="x").config.server.host == host
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+def test_a_name_that_no_host_has(host: str) -> None:
+    """Nobody reaches it, so keys are no remedy."""
+    (said,) = load_errors(f"server: {{host: {host}}}\n")
+    assert said == f"a.yaml:1:16: server.host: the host name {host!r} does not exist"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (socket.EAI_NONAME, "the host name 'box.example' does not exist"),
+        (socket.EAI_AGAIN, "box.example can be reached from other machines: set server.api_keys or "),
+    ],
+    ids=["no host", "no resolver"],
+)
+def test_what_the_resolver_says_of_a_host(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its word is taken; a host may exist while no resolver answers."""
+
+    def fail(*args: object) -> None:
+        raise socket.gaierror(code, "why")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    (found,) = load_errors("server: {host: box.example}\n")
+    assert found.startswith(f"a.yaml:1:16: server.host: {said}")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])

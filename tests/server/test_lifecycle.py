@@ -414,7 +414,16 @@ async def test_the_engine_dies(policy: str) -> None:
         assert "the engine has died: the device is gone" in life.said
 
 
-async def test_an_address_that_cannot_be_used() -> None:
+async def test_an_address_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+    codes = {"none.invalid": socket.EAI_NONAME, "later.invalid": socket.EAI_AGAIN}
+
+    def fail_at_names(host: Any, *args: Any, **options: Any) -> Any:
+        if host in codes:
+            raise socket.gaierror(codes[host], "no answer")
+        return resolve(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail_at_names)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -426,7 +435,12 @@ async def test_an_address_that_cannot_be_used() -> None:
                 f"server.port: cannot listen on 127.0.0.1:{port}: {taken}; `--port 0` takes",
             ),
             ({"host": "192.0.2.1"}, "server.host: cannot listen on 192.0.2.1:0"),
-            ({"host": "no.such.host.invalid"}, "server.host: 'no.such.host.invalid' is not an address"),
+            ({"host": "none.invalid"}, "server.host: the host name 'none.invalid' does not exist"),
+            (
+                {"host": "later.invalid"},
+                "server.host: 'later.invalid' is not an address of this machine: no answer",
+            ),
+            ({"host": "no..host"}, "server.host: the host name 'no..host' does not exist"),
         ):
             app = make_app(replace(config, server=replace(config.server, **fields)))
             app.cleanup_ctx.append(open_files)
