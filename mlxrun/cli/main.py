@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import errno
 import faulthandler
 import importlib
 import logging
@@ -182,7 +183,7 @@ def report_error(error: Exception) -> int:
             print_error("mlxrun: the working directory has been removed; change to another one")
             return USAGE_EXIT
         print_error(f"mlxrun: {_describe_os_error(error)}")
-        return BUG_EXIT
+        return USAGE_EXIT if error.errno == errno.ENAMETOOLONG else BUG_EXIT  # no file has such a path
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mlx":
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]'); `mlxrun doctor` says more"
         print_error(f"mlxrun: MLX cannot be imported: {error}; {advice}")

@@ -129,3 +129,14 @@ def test_mlx_that_cannot_be_imported_is_no_bug(name: str, capsys: pytest.Capture
     assert "bug" not in err and "Traceback" not in err
     assert report_error(ImportError("no such module", name="other")) == 3
     assert "this is a bug in mlxrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["score", "verify", "replay", "bundle", "report", "compare", "history h.json", "job make"]
+)
+@pytest.mark.parametrize("path", ["a/" * 2500 + "x", "a" * 5000, "a" * 5000 + ".yaml"], ids=len)
+def test_a_path_that_no_file_has(command: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The system refuses to look for it. It is bad input, as a file that does not exist is."""
+    assert main([*command.split(), path]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(": File name too long\n") and len(said.splitlines()) == 1, said
