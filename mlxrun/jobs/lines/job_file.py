@@ -60,7 +60,7 @@ class RawLine:
 @dataclass(frozen=True, slots=True)
 class JobLine:
     """A line that may be run. `body` is validated later, when the line is prepared. `agent`: its tool loop,
-    which is valid."""
+    which is valid. `id_key`: the key of its custom_id."""
 
     number: int
     custom_id: str
@@ -68,23 +68,26 @@ class JobLine:
     body: dict[str, Any]
     eval: EvalSpec | None = None
     agent: dict[str, Any] | None = None
+    id_key: str = "custom_id"
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be run, and why. `custom_id` and `eval` are set if they could be read."""
+    """A line that cannot be run, and why. `custom_id` and `eval` are set if they could be read. `id_key`: as
+    in JobLine."""
 
     number: int
     custom_id: str | None
     reason: str
     param: str | None = None
     eval: EvalSpec | None = None
+    id_key: str = "custom_id"
 
     @property
     def spoils_file(self) -> bool:
         """Whether the problem concerns the whole file. It does if the line has no custom_id, if another line
         has the same one, or if the line is for another endpoint."""
-        return self.custom_id is None or self.param in ("custom_id", "url")
+        return self.custom_id is None or self.param in (self.id_key, "url")
 
 
 class _LineError(Exception):
@@ -162,13 +165,13 @@ def parse_line(
         value = _decode(raw)
         if not isinstance(value, dict):
             raise _LineError(f"a line must be a JSON object, not {_name_type(value)}")
-        is_short = not any(key in value for key in _OPENAI_KEYS if key != "url")
-        line = (_parse_short if is_short else _parse_openai)(raw.number, value, only_url)
+        parse = _parse_short if _find_id_key(value) == "id" else _parse_openai
+        line = parse(raw.number, value, only_url)
         _check_eval_key(value)
         return _read_eval(_read_agent(line, value.get("agent")), value.get("eval"), evals)
     except _LineError as bad:
         wanted = _find_eval(_decode_loosely(raw) if value is None else value, evals)
-        return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, wanted)
+        return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, wanted, _find_id_key(value))
 
 
 def _decode(raw: RawLine) -> Any:
@@ -225,7 +228,8 @@ def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> Jo
         got = " and ".join(given) or "none"
         raise _LineError(f"a line needs {_FULL}, or id and one of {', '.join(_INPUTS)} ({got} given)")
     custom_id = _check_custom_id(value, "id")
-    return _make_line(number, custom_id, url or _check_url(_INPUTS[given[0]], only_url), body)
+    line = _make_line(number, custom_id, url or _check_url(_INPUTS[given[0]], only_url), body)
+    return replace(line, id_key="id")
 
 
 def _parse_openai(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
@@ -293,6 +297,12 @@ def _check_custom_id(value: dict[str, Any], key: str) -> str:
     if not isinstance(found, str) or not found:
         raise _LineError(f"{key} must be a string that is not empty, not {_quote(found)}", key)
     return found
+
+
+def _find_id_key(value: Any) -> str:
+    """The key that the line's custom_id has: `id` in the short form."""
+    is_short = isinstance(value, dict) and not any(key in value for key in _OPENAI_KEYS if key != "url")
+    return "id" if is_short else "custom_id"
 
 
 def _find_custom_id(value: Any) -> str | None:

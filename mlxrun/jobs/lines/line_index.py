@@ -113,8 +113,8 @@ class LineIndex:
             raise JobError(f"{self.path}:{row.number}: {what}; run the job again")
         if row.bad and isinstance(line, JobLine):
             first = self.get_row(self._positions[self._hashes.searchsorted(hash(line.custom_id))]).number
-            reason = f"custom_id {line.custom_id!r} is already used by line {first}"
-            line = BadLine(row.number, line.custom_id, reason, "custom_id", line.eval)
+            reason = f"{line.id_key} {line.custom_id!r} is already used by line {first}"
+            line = BadLine(row.number, line.custom_id, reason, line.id_key, line.eval, line.id_key)
         return IndexedLine(position, key.hex(), line)
 
     def get_row(self, position: int) -> IndexRow:

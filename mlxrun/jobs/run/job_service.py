@@ -230,5 +230,5 @@ def _find_repeated_id(line: BadLine, index: LineIndex, numbers: dict[int, int]) 
         first = index.get_row(valid).number
     if first == line.number:
         return line
-    reason = f"custom_id {line.custom_id!r} is also used by line {first}"
-    return replace(line, reason=reason, param="custom_id")
+    reason = f"{line.id_key} {line.custom_id!r} is also used by line {first}"
+    return replace(line, reason=reason, param=line.id_key)

@@ -33,17 +33,17 @@ def test_both_forms() -> None:
     assert line == JobLine(7, "a", "/v1/chat/completions", GOOD["body"])
     short = {"id": "b", "prompt": "x", "seed": 1, "eval": {"expected": "y", "match": "regex", "group": "g"}}
     assert parse(short) == JobLine(
-        7, "b", "/v1/completions", {"prompt": "x", "seed": 1}, EvalSpec("y", "regex", "g")
+        7, "b", "/v1/completions", {"prompt": "x", "seed": 1}, EvalSpec("y", "regex", "g"), id_key="id"
     )
     messages = [{"role": "user", "content": "x"}]
     assert parse({"id": "c", "messages": messages, "stream": False}) == JobLine(
-        7, "c", "/v1/chat/completions", {"messages": messages, "stream": False}
+        7, "c", "/v1/chat/completions", {"messages": messages, "stream": False}, id_key="id"
     )
     assert parse({"id": "d", "input": "x", "instructions": "y"}) == JobLine(
-        7, "d", "/v1/responses", {"input": "x", "instructions": "y"}
+        7, "d", "/v1/responses", {"input": "x", "instructions": "y"}, id_key="id"
     )
     assert parse({"id": "e", "url": "/v1/messages", "messages": messages, "max_tokens": 3}) == JobLine(
-        7, "e", "/v1/messages", {"messages": messages, "max_tokens": 3}
+        7, "e", "/v1/messages", {"messages": messages, "max_tokens": 3}, id_key="id"
     )
 
 

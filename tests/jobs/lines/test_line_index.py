@@ -50,6 +50,18 @@ def test_the_file(tmp_path: Path) -> None:
     assert lines[3].reason == "custom_id 'a' is already used by line 1"
 
 
+def test_a_repeated_id_has_the_key_of_its_line(tmp_path: Path) -> None:
+    """A short line has no custom_id, even if another line has."""
+    short = {"id": "a", "prompt": "x"}
+    data = "\n".join(map(json.dumps, (GOOD, short, {**short, "id": "b"}, {**GOOD, "custom_id": "b"})))
+    lines = list(entries(index_of(tmp_path / "x.jsonl", data.encode())))
+    bad = [(line.reason, line.param, line.spoils_file) for line in lines if isinstance(line, BadLine)]
+    assert bad == [
+        ("id 'a' is already used by line 1", "id", True),
+        ("custom_id 'b' is already used by line 3", "custom_id", True),
+    ]
+
+
 def test_a_line_of_no_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxrun.jobs.lines.job_file.MAX_LINE", 1000)
     good = json.dumps(GOOD).encode()

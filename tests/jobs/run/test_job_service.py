@@ -171,6 +171,7 @@ async def test_lines_that_can_contain_error_do_not_fail_the_file(tmp_path: Path)
         ([STREAMED, chat("s", "x")], [(1, "custom_id")]),
         ([chat("s", "x"), STREAMED], [(2, "custom_id")]),
         ([STREAMED, STREAMED], [(1, "stream"), (2, "custom_id")]),
+        ([STREAMED, {"id": "s", "messages": [], "stream": True}], [(1, "stream"), (2, "id")]),
     ],
 )
 async def test_an_id_of_two_lines_is_found_among_lines_that_fail(
