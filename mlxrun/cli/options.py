@@ -215,7 +215,7 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     try:
         value = parse_value(text, name, Origin("set", name), problems).strip_origins()
     except YamlError as error:
-        raise ConfigError(f"{option} {name}: this is not YAML: {error}") from error
+        raise ConfigError(f"{option} {name}: {error}") from error
     if problems:
         raise ConfigError.from_problems(problem.text for problem in problems)
     return name, value

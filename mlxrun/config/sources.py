@@ -132,7 +132,7 @@ class ConfigSources:
             node = parse_value(text, path, origin, [] if is_text else self._problems)
         except YamlError as error:
             if not is_text:
-                self._report(origin, path, f"this is not YAML: {error}")
+                self._report(origin, path, str(error))
             return ConfigNode(text, origin, origin)
         is_null = info is not None and info.optional and node.value is None
         if is_text and not is_null and not isinstance(node.value, str):
@@ -156,7 +156,7 @@ class ConfigSources:
             self._report(Origin("file", name, line, column), "", "the file is not UTF-8")
         except YamlError as error:
             origin = Origin("file", name, error.line, error.column)
-            self._report(origin, "", f"this is not YAML: {error}")
+            self._report(origin, "", str(error))
         return None
 
     def finish_layer(self, tree: ConfigNode, folder: Path, *, interpolate: bool) -> ConfigNode:

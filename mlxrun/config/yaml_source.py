@@ -1,7 +1,7 @@
 """Parses YAML into nodes that know their line and column.
 
 Scalars are read as in YAML 1.2: `no` and `12:30` are strings, `1e-3` is a number. Duplicate keys, tags and
-keys that are not strings are reported as problems. Wrong syntax raises YamlError.
+keys that are not strings are reported as problems. Wrong syntax and a second document raise YamlError.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _SCALARS = (
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", _NUMBER_START),
 )
 _TAG = "tag:yaml.org,2002:"
+_SEVERAL_DOCUMENTS = "expected a single document in the stream"  # what PyYAML says of them
 MAX_DIGITS = 100  # of an integer
 MAX_VALUES = 100_000  # in a config; an alias counts each time that it is used
 
@@ -53,10 +54,10 @@ for _tag, _pattern, _first in _SCALARS:
 
 
 class YamlError(Exception):
-    """The text is not YAML. `line` and `column` begin with 1."""
+    """The text is not YAML, or is more than one document. `line` and `column` begin with 1."""
 
-    def __init__(self, line: int, column: int, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, line: int, column: int, reason: str, start: str = "this is not YAML: ") -> None:
+        super().__init__(f"{start}{reason}")
         self.line = line
         self.column = column
 
@@ -107,6 +108,9 @@ def _compose(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        if error.context == _SEVERAL_DOCUMENTS:
+            text = "a second YAML document (---) begins here: only one is allowed"
+            raise YamlError(line, column, text, start="") from None
         raise YamlError(line, column, error.problem or error.context or "wrong syntax") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]

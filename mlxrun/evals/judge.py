@@ -71,7 +71,7 @@ def read_judge(path: Path) -> Judge:
     try:
         tree = parse_yaml(text, str(path), problems)
     except YamlError as error:
-        raise JobError(f"{path}:{error.line}:{error.column}: this is not YAML: {error}") from error
+        raise JobError(f"{path}:{error.line}:{error.column}: {error}") from error
     if problems:
         raise JobError.from_problems(problem.text for problem in problems)
 

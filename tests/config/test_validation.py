@@ -86,7 +86,7 @@ def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
             "a.yaml:2:1: this is not YAML: found character '\\t' that cannot start any token",
         ),
         ("log: {level: \x07}\n", "a.yaml:1:14: this is not YAML: there is a character that is not allowed"),
-        ("--- {}\n--- {}\n", "a.yaml:2:1: this is not YAML: but found another document"),
+        ("--- {}\n--- {}\n", "a.yaml:2:1: a second YAML document (---) begins here: only one is allowed"),
         ("[a]\n", "a.yaml:1:1: the file must be a mapping of keys, and is a list"),
         ("log: &a {level: *a}\n", "a.yaml:1:6: log.level: this alias contains itself"),
         ("model: {path: !!binary aa}\n", "a.yaml:1:15: model.path: 'aa' cannot be read as binary"),

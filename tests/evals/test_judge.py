@@ -107,6 +107,7 @@ def test_files(tmp_path: Path) -> None:
     for text, reason in (
         ("prompt: [", r"judge.yaml:\d:\d+: this is not YAML"),
         ("prompt: x\nprompt: y\n", "judge.yaml:2"),
+        ("prompt: x\n---\nprompt: y\n", r"judge.yaml:2:1: a second YAML document"),
         ("verdict: 3\n", "judge.yaml:1:1: a judge needs one of"),
     ):
         path.write_text(text)

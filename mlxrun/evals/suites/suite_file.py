@@ -85,7 +85,7 @@ def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
         raise ConfigError(f"{name}: the suite is not UTF-8 text: {error.reason}") from error
     except YamlError as error:
         at = Origin("file", name, error.line, error.column)
-        raise ConfigError(f"{at}: this is not YAML: {error}{hint}") from error
+        raise ConfigError(f"{at}: {error}{hint}") from error
     problems = [replace(each, text=each.text + hint) for each in problems]
     if problems and not tree.value:
         raise ConfigError.from_problems(each.text for each in problems)

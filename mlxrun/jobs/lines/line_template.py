@@ -145,7 +145,7 @@ def read_template(path: Path) -> LineTemplate:
     try:
         value = parse_yaml(text, str(path), problems).strip_origins()
     except YamlError as error:
-        raise JobError(f"{path}:{error.line}:{error.column}: this is not YAML: {error}{hint}") from error
+        raise JobError(f"{path}:{error.line}:{error.column}: {error}{hint}") from error
     if not value:
         raise JobError(f"{path}: a template of this kind is a mapping with the fields of a job line")
     if problems:

@@ -72,6 +72,7 @@ def test_a_good_suite(tmp_path: Path) -> None:
             "a: {{ b }} c",
             ":1:12: this is not YAML: expected <block end>, but found '<scalar>'; values with {{",
         ),
+        ("models: {}\n---\n", ":2:1: a second YAML document (---) begins here: only one is allowed"),
         ("a", ":1:1: the file must be a mapping of keys, and is a single value"),
         ("", ":1:1: `models` is missing"),
         ("models: {a: }\nmodels: {b: }", ":2:1: models: this key has a value at "),
