@@ -68,8 +68,8 @@ def describe_blas() -> dict[str, Any]:
         version = re.search(r"OpenBLAS (\S+)", _read_text(library.openblas_get_config))
         found["blas_version"] = None if version is None else version[1]
         found["blas_kernel"] = _read_text(library.openblas_get_corename)
-        usual = 0 if _HELD.holders else _HELD.usual
-        found["blas_threads"] = usual or int(library.openblas_get_num_threads())
+        is_followed = _HELD.followers and not _HELD.holders
+        found["blas_threads"] = _HELD.usual if is_followed else int(library.openblas_get_num_threads())
     return found
 
 
@@ -94,7 +94,7 @@ def hold_blas_threads(count: int | None) -> Iterator[None]:
                 f"this one cannot with {count}; give both the same number"
             )
         if not _HELD.holders:
-            _HELD.before = _HELD.usual or int(library.openblas_get_num_threads())
+            _HELD.note_usual(library)
             _set_threads(library, count)
             _HELD.count = count
         _HELD.holders += 1
@@ -104,7 +104,7 @@ def hold_blas_threads(count: int | None) -> Iterator[None]:
         with _HELD.lock:
             _HELD.holders -= 1
             if not _HELD.holders:
-                library.openblas_set_num_threads(_HELD.before)
+                library.openblas_set_num_threads(_HELD.usual)
 
 
 @contextmanager
@@ -122,16 +122,15 @@ def follow_free_cores() -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     with _HELD.lock:
+        _HELD.note_usual(library)
         _HELD.followers += 1
-        usual = _HELD.before if _HELD.holders else _HELD.usual or int(library.openblas_get_num_threads())
-        _HELD.usual = usual
 
     def follow() -> None:
         with _HELD.lock:
             free = cores.count()
             if free is None or _HELD.holders:
                 return
-            count = min(free, usual)
+            count = min(free, _HELD.usual)
             if int(library.openblas_get_num_threads()) != count:
                 library.openblas_set_num_threads(count)
 
@@ -140,20 +139,23 @@ def follow_free_cores() -> Iterator[Callable[[], None]]:
     finally:
         with _HELD.lock:
             _HELD.followers -= 1
-            if not _HELD.followers:
-                _HELD.usual = 0
-                if not _HELD.holders:
-                    library.openblas_set_num_threads(usual)
+            if not _HELD.followers and not _HELD.holders:
+                library.openblas_set_num_threads(_HELD.usual)
 
 
 class _HeldThreads:
-    """The number of threads that the engines of this process hold, and how many there were `before`. `usual`:
-    the number that `followers` have at most, 0 without any."""
+    """The number of threads that the engines of this process hold (`count`). `usual`: the number that
+    OpenBLAS had before the first of `holders` and `followers` came. It has it again when they have left."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.holders = self.count = self.before = self.followers = self.usual = 0
+        self.holders = self.count = self.followers = self.usual = 0
         self.cores: FreeCores | None = None
+
+    def note_usual(self, library: Any) -> None:
+        """Note how many threads OpenBLAS has, unless an engine has changed their number."""
+        if not self.holders and not self.followers:
+            self.usual = int(library.openblas_get_num_threads())
 
     def watch_cores(self) -> FreeCores | None:
         """What measures the free cores of this process, since its first call; None where nothing can."""
