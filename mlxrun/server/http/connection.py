@@ -1,7 +1,6 @@
 """Answers bytes that are not an HTTP request, connections above the limit, and an unknown `Expect` header.
 
-The first two belong to no known surface, so they get OpenAI's errors. A request whose body aiohttp cannot
-decode goes to the middleware, which refuses it.
+The first two belong to no known surface, so they get OpenAI's errors.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from aiohttp import StreamReader, web
-from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp import web
 
 from mlxrun import __version__
 from mlxrun.api.openai.response import build_error
 from mlxrun.core.errors import MlxrunError, RequestError
 from mlxrun.core.field_errors import quote, shorten
 from mlxrun.server.http.access import ID_HEADER, request_id
-from mlxrun.server.http.body_encoding import parse_undecodable
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.surface import ROUTES
 
@@ -27,12 +24,11 @@ class HttpConnection(web.RequestHandler):
     """One connection. aiohttp itself refuses broken request lines, long headers and invalid chunks. These
     errors are answered in JSON like all others. `most`: server.max_connections."""
 
-    __slots__ = ("_is_undecodable", "_most")
+    __slots__ = ("_most",)
 
     def __init__(self, server: web.Server, *, most: int, **options: Any) -> None:
         super().__init__(server, **options)
         self._most = most
-        self._is_undecodable = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or hand the connection to a RefusedConnection. It is counted here: a burst makes many
@@ -45,20 +41,6 @@ class HttpConnection(web.RequestHandler):
             refused = RefusedConnection()
             transport.set_protocol(refused)
             refused.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what has arrived. aiohttp calls this. Its parser fails at an encoding for which a library is
-        missing. That request is handed on with a body that never arrives, and is the connection's last."""
-        if self._is_undecodable:
-            return  # the rest of the body; until the client closes, so that it can read the answer
-        super().data_received(data)
-        newest = self._messages[-1][0] if self._messages else None
-        if isinstance(getattr(newest, "exc", None), ContentEncodingError):
-            message = parse_undecodable(data, self, self._loop)
-            if message is not None:
-                body = StreamReader(self, limit=0, loop=self._loop)
-                self._messages[-1] = (message._replace(should_close=True), body)
-                self._is_undecodable = True
 
     @property
     def is_idle(self) -> bool:
