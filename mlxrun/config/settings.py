@@ -94,8 +94,8 @@ class SchedulerSettings:
     """Which requests run, and how many tokens of them a step computes."""
 
     policy: Literal["fcfs", "priority", "shortest", "fair"] = "fcfs"
-    """Order of waiting requests: `fcfs` by arrival, `priority` by that field of the request, `shortest` by
-    the tokens left to prefill, `fair` in turn for each API key."""
+    """Order of waiting requests: `fcfs` by arrival, `priority` by that field of the request (lower first),
+    `shortest` by the tokens left to prefill, `fair` in turn for each API key."""
     aging: Annotated[float, Range(0, None)] = 30.0
     """Seconds after which a waiting request goes first under every policy; 0: never."""
     max_running: Annotated[int, Range(1, 4096)] = 32
@@ -104,7 +104,7 @@ class SchedulerSettings:
     """Maximum number of waiting requests; further ones are refused as overloaded."""
     chunk: Annotated[int | None, Range(16, 65536)] = None
     """Maximum size of a prefill chunk in tokens; no chunk crosses a multiple of it. null: 4096 on CUDA, 512
-    elsewhere."""
+    elsewhere, and at most prefill_budget."""
     prefill_budget: Annotated[int, Range(16, None)] = 4096
     """Maximum number of prompt tokens in a step while no row decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
@@ -113,8 +113,8 @@ class SchedulerSettings:
     and fewer towards the end of a long prompt; at most one chunk."""
     step_ms: Annotated[int | None, Range(0, 60_000)] = None
     """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
-    It takes 64 tokens at least. On a CPU, steps of a prompt take a quarter of that while nothing else runs or
-    waits. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
+    It takes 64 tokens at least. While nothing else runs or waits, steps of a prompt take a quarter of that
+    on a CPU, and 0.3 on CUDA. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
     prefill_rows: Annotated[int, Range(1, 256)] = 16
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the load check has found padding to be exact."""

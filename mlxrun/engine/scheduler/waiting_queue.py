@@ -61,7 +61,7 @@ class WaitingQueue:
         self._served_head_last = not short or not self._served_head_last
         if self._served_head_last:
             return list(queue), bool(short)
-        return sorted(short, key=lambda s: (s.remaining_prefill, s.arrival_index)), True
+        return short, True
 
     def _may_overtake(self, state: RequestState, head: RequestState) -> bool:
         """Whether a much shorter prompt may pass the first one. It may not if that defeats the policy: a less

@@ -50,6 +50,9 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
+        budget = config.scheduler.prefill_budget  # a smaller one than usual may limit the chunk
+        if config.scheduler.chunk is None and budget < SchedulerSettings().prefill_budget:
+            engine["budget"] = budget
         if config.scheduler.max_running != SchedulerSettings().max_running:
             engine["width"] = config.scheduler.max_running  # of a GPU's steps, by which rows round
         if config.model.dequantize != "auto":

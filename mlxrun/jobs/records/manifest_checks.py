@@ -226,6 +226,7 @@ SETTING_NAMES = {
     "context": "the context length",
     "ends": "the end tokens",
     "engine.chunk": "scheduler.chunk",
+    "engine.budget": "scheduler.prefill_budget",
     "stored_bits": "cache.stored_bits",
     **{f"kv.{key}": f"cache.kv_{key}" for key in ("bits", "group_size", "start")},
 }

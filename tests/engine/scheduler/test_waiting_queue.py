@@ -109,6 +109,20 @@ def test_the_head_of_the_queue_keeps_every_other_step() -> None:
     assert sum(long) == 20 * CHUNK
 
 
+def test_short_prompts_are_served_in_the_order_in_which_they_came() -> None:
+    """Those that come in each step do not pass one that came before, though they are shorter."""
+    runner, engine = busy("fcfs", aging=0)
+    engine.add(make_request("other", 31, 2))
+    before = len(runner.plans)
+    for i in range(16):
+        engine.add(make_request(f"s{i}", 7, 1))
+        engine.step()
+    steps = runner.plans[before:]
+    done = max(i for i, plan in enumerate(steps) if prefilled(plan, "other"))
+    assert sum(prefilled(plan, "other") for plan in steps) == 30 and done < 9
+    assert not any(prefilled(plan, "s1") for plan in steps[: done - 1])
+
+
 def test_a_prompt_that_is_nearly_as_long_overtakes_nobody() -> None:
     """fcfs stays first come, first served among prompts of similar length."""
     runner, engine = busy("fcfs")

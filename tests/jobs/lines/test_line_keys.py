@@ -84,7 +84,7 @@ def test_settings_that_change_no_answer(folder: Path, section: str, fields: dict
     assert digest(config_of(folder, section, **fields)) == digest(config_of(folder))
 
 
-@pytest.mark.parametrize("fields", [{"max_running": 3}, {"chunk": 64}])
+@pytest.mark.parametrize("fields", [{"max_running": 3}, {"chunk": 64}, {"prefill_budget": 100}])
 def test_reproducible_rows_depend_on_widths_and_chunks(folder: Path, fields: dict[str, int]) -> None:
     """On a GPU a row rounds as in steps of `max_running` rows."""
     config = config_of(folder, "engine", reproducible=True)

@@ -18,7 +18,6 @@ import numpy as np
 
 from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
-from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.kv.paged.page_table import PageTable, round_pages
 from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, StepNumbers, find_slots
@@ -131,8 +130,10 @@ class PagedDecodeBatch:
             for row, first in zip(joining, known, strict=True):
                 start = first if window is None else max(row.length - window, 0)
                 chosen.append(table.list_slots(row.id, start, row.length))
-            slots = mx.array(np.concatenate([*chosen, *(each + table.capacity * PAGE for each in chosen)]))
-            for layer, pool in self._list_pools(window):
+            pools = self._list_pools(window)
+            own = np.concatenate(chosen)
+            slots = mx.array(np.concatenate([own, own + pools[0][1].num_slots]))
+            for layer, pool in pools:
                 parts = zip([row[layer] for row in held], known, strict=True)
                 pool.write_rows([row.drop_first(first) for row, first in parts], slots)
         self._lengths |= {row.id: row.length for row in joining}

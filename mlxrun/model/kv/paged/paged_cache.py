@@ -104,6 +104,11 @@ class PagePool:
         self.arrays: tuple[mx.array, ...] = ()
 
     @property
+    def num_slots(self) -> int:
+        """The number of tokens that the pages hold."""
+        return self.arrays[0].shape[0] // (3 - len(self.arrays))
+
+    @property
     def pages(self) -> tuple[mx.array, mx.array | None]:
         """Keys and values; None for values that lie behind the keys."""
         return self.arrays[0], self.arrays[1] if len(self.arrays) == 2 else None
