@@ -90,7 +90,9 @@ class Scheduler:
             same = (s for s in self.requests if s.request.background == request.background)
             num_waiting = sum(not s.running for s in same)
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
-            raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
+            raise Overloaded(
+                f"the queue is full ({num_waiting} waiting, scheduler.max_queue): try again later"
+            )
         state = RequestState(request, self._num_arrivals, self._clock(), max_length, self._regenerates)
         if self.prefix_cache.stops_at_cache_positions:
             state.cache_positions = request.all_cache_positions

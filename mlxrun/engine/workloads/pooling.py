@@ -101,7 +101,9 @@ class PoolingQueue(TextMemory):
             raise PromptTooLong(f"the text has {size} tokens; the model takes {self._max_tokens}")
         self._check_memory(len(request.prompt))
         if sum(r.background == request.background for r in self._waiting.values()) >= self._max_queue:
-            raise Overloaded(f"{self._max_queue} texts are waiting (scheduler.max_queue): try again later")
+            raise Overloaded(
+                f"the queue is full ({self._max_queue} texts waiting, scheduler.max_queue): try again later"
+            )
         self._waiting[request.id] = request
 
     def abort(self, request_id: str) -> TokenEvent | None:

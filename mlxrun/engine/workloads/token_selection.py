@@ -89,7 +89,9 @@ class TokenSelection:
         """Queue a request with a new id. Overloaded if the queue is full."""
         waiting = sum(each.background == request.background for each in self.waiting.values())
         if waiting >= self._scheduler.settings.max_queue:
-            raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
+            raise Overloaded(
+                f"the queue is full ({waiting} long prompts waiting, scheduler.max_queue): try again later"
+            )
         self.waiting[request.id] = request
 
     def abort(self, request_id: str) -> TokenEvent | None:

@@ -240,7 +240,7 @@ def test_a_full_queue_is_overloaded() -> None:
     engine.step()
     engine.add(make_request("a"))
     engine.add(make_request("b"))
-    with pytest.raises(Overloaded, match="2 requests are waiting"):
+    with pytest.raises(Overloaded, match=r"the queue is full \(2 waiting"):
         engine.add(make_request("c"))
     assert Overloaded.http_status == 429
     answers = Answers()

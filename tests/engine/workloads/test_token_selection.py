@@ -188,5 +188,5 @@ def test_too_many_prompts() -> None:
     selection, _ = make(max_queue=1)
     selection.add(ask("a"))
     selection.add(ask("b", background=True))
-    with pytest.raises(Overloaded, match="1 long prompts are waiting"):
+    with pytest.raises(Overloaded, match=r"the queue is full \(1 long"):
         selection.add(ask("c"))
