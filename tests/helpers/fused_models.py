@@ -8,11 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx.utils import tree_map_with_path
 
 from benchmarks.tiny.text_configs import make_text_config
 from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.fused.operations import ARRAYS, LayerOperations
+from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import transpose_weights
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
@@ -51,6 +53,18 @@ def make_caller(
         assert hook_layers(model)
     model.eval()
     return ModelCaller(model)
+
+
+def count_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the kernel of products by arrays; returns the rows of each of its products."""
+    found: list[int] = []
+
+    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+        found.append(x.shape[0])
+        return multiply_rows(layer, x, gated)
+
+    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
+    return found
 
 
 def hash_path(path: str) -> int:

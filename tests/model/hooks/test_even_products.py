@@ -19,7 +19,7 @@ from mlxrun.model.hooks.even_products import (
     takes_heads,
 )
 from mlxrun.model.hooks.quantized_layers import MethodTable, keep_methods
-from tests.helpers.fused_models import multiply_rows
+from tests.helpers.fused_models import count_products
 
 TABLE = MethodTable(((1, "library"), (8, "packed"), (9, "library")))
 
@@ -38,16 +38,9 @@ class Tied(nn.Module):
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each product of the kernel."""
-    found: list[int] = []
-
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
-        found.append(x.shape[0])
-        return multiply_rows(layer, x, gated)
-
-    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     monkeypatch.setattr(even_products, "can_multiply_plain", skinny_gemm.can_multiply_plain)
     monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "cuda")
-    return found
+    return count_products(monkeypatch)
 
 
 def test_rows_of_decode_steps_are_multiplied_evenly(products: list[int]) -> None:

@@ -23,7 +23,7 @@ from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check.product_checks import check_products
 from mlxrun.model.run.model_caller import ModelCaller
 from tests.helpers.engine_driver import make_config
-from tests.helpers.fused_models import multiply_rows
+from tests.helpers.fused_models import count_products, multiply_rows
 from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo
 
@@ -35,15 +35,8 @@ SLOWER = {"library": dict.fromkeys(PLAIN_WIDTHS, 10.0), "packed": dict.fromkeys(
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kernel covers all weights. The rows of each of its products."""
-    found: list[int] = []
-
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
-        found.append(x.shape[0])
-        return multiply_rows(layer, x, gated)
-
-    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     monkeypatch.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
-    return found
+    return count_products(monkeypatch)
 
 
 def make_layers() -> nn.Module:
