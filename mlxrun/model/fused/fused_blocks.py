@@ -29,9 +29,7 @@ from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.hooks.even_products import takes_heads
 from mlxrun.model.hooks.product_timing import StepProduct
 from mlxrun.model.hooks.quantized_layers import list_modules
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
-
-_KEYED = (LayerKind.KV, LayerKind.WINDOW)
+from mlxrun.model.kv.ragged.layer_caches import KEYED, get_kind
 
 
 class _PreparedNorm(nn.Module):
@@ -127,7 +125,7 @@ def _find_operations(x: mx.array, cache: Any) -> LayerOperations | None:
     if isinstance(cache, RowKeysCache):
         return cache.operations
     is_chunk = x.shape[1] > 1 and isinstance(getattr(cache, "offset", None), int)
-    return get_prompt_operations() if is_chunk and get_kind(cache) in _KEYED else None
+    return get_prompt_operations() if is_chunk and get_kind(cache) in KEYED else None
 
 
 def list_fused(model: nn.Module) -> list[FusedLayer]:

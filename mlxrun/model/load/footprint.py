@@ -76,7 +76,7 @@ def measure_footprint(
     factor of keys and values, 1: without what buffers have to spare."""
     per_token, packed, fixed, windows = 0, 0, 0, []
     for layer in layer_caches.flatten_caches(cache):
-        if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
+        if layer_caches.get_kind(layer) not in layer_caches.KEYED:
             fixed += sum(a.nbytes for a in layer_caches.list_arrays(layer))
             continue
         if layer.keys is None:  # the model never fills it

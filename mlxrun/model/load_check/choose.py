@@ -24,7 +24,7 @@ from mlxrun.model.fused.fused_blocks import list_fused
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.hooks.even_products import list_even
 from mlxrun.model.hooks.quantized_layers import use_row_products
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.layer_caches import KEYED, LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.attention_checks import AttentionCheck
@@ -244,7 +244,7 @@ def _choose_batched(template: Sequence[Any], config: Config, fused: bool) -> Dec
     """How a GPU decodes rows together. A compiled forward cannot change its adapters from step to step."""
     if not config.engine.load_check:
         return "ragged"  # whether the kernel is right, and covers the model's heads, has to be compared
-    only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
+    only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= KEYED
     if not only_keys or config.model.adapters:
         return "paged"
     return "fused" if fused else "compiled"

@@ -21,7 +21,7 @@ from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.paged.paged_cache import Attend
 from mlxrun.model.kv.ragged.decode_batch import DecodeBatch, RowByRowBatch
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
+from mlxrun.model.kv.ragged.layer_caches import KEYED, LayerKind, flatten_caches, get_kind, get_window
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 
@@ -141,6 +141,6 @@ def can_stack(template: Sequence[Any]) -> bool:
 def find_padding_limit(template: Sequence[Any], chunk: int) -> int:
     """The number of tokens of the longest first chunk that may be padded (see chunk_grouping.py); 0: none."""
     layers = flatten_caches(template)
-    if not {get_kind(layer) for layer in layers} <= {LayerKind.KV, LayerKind.WINDOW}:
+    if not {get_kind(layer) for layer in layers} <= KEYED:
         return 0
     return min([chunk, *(window for layer in layers if (window := get_window(layer)) is not None)])

@@ -19,7 +19,7 @@ from mlxrun.model.hooks.adapted_layers import BASE
 from mlxrun.model.hooks.weight_form import settle_weights
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
+from mlxrun.model.kv.ragged.layer_caches import KEYED, flatten_caches, get_kind, list_all_arrays
 from mlxrun.model.load.footprint import (
     ACTIVATION_FACTOR,
     count_weight_bytes,
@@ -79,7 +79,7 @@ def make_draft_model(
     """The draft model `small` as a source of drafts. `target`: has logits of width `vocab` and decodes by
     `methods`, in pages. ConfigError if it does not fit."""
     kinds = {get_kind(layer) for layer in flatten_caches(small.cache)}
-    if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
+    if not kinds <= KEYED:
         raise small.make_error("cannot draft: it has caches of another kind than keys and values")
     own, seconds = _choose_decode(small, methods)
     cost = max(seconds / time_step(target, methods), MIN_COST)

@@ -23,7 +23,7 @@ from mlxrun.model.kv.paged.page_table import PageTable, round_pages
 from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, StepNumbers, find_slots
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.layer_caches import KEYED, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
@@ -58,9 +58,7 @@ class PagedDecodeBatch:
     ) -> None:
         self._template = template
         self._layers = flatten_caches(template)
-        self._keyed = [
-            i for i, x in enumerate(self._layers) if get_kind(x) in (LayerKind.KV, LayerKind.WINDOW)
-        ]
+        self._keyed = [i for i, x in enumerate(self._layers) if get_kind(x) in KEYED]
         self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
         self._pools = [PagePool() for _ in self._keyed]
         attend = attend or (attend_pages if uses_gpu() else attend_gathered)

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
 from mlxrun.model.hooks.rotary_angles import StepPositions
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.layer_caches import KEYED, LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
@@ -88,7 +88,7 @@ class DecodeBatch:
         self._template = template
         self._layers = flatten_caches(template)
         kinds = [get_kind(layer) for layer in self._layers]
-        self._keyed = [i for i, kind in enumerate(kinds) if kind in (LayerKind.KV, LayerKind.WINDOW)]
+        self._keyed = [i for i, kind in enumerate(kinds) if kind in KEYED]
         self._states = RecurrentStates(self._layers)
         self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
         cache_class: type[StepCache] = RaggedCache if one_pass else GroupCache

@@ -30,6 +30,9 @@ class LayerKind(enum.Enum):
     OTHER = "other"
 
 
+KEYED = frozenset({LayerKind.KV, LayerKind.WINDOW})  # what keeps keys and values
+
+
 def flatten_caches(cache: Sequence[Any]) -> list[Any]:
     """The layer caches of a model's cache list, in order."""
     layers: list[Any] = []

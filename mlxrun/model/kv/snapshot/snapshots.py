@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from mlxrun.core.step_plan import CacheHit, SerializedPayload
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.layer_caches import KEYED, LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.row_group import RowKeysValues, round_up
 from mlxrun.model.kv.snapshot.packing import (
     ArrayLayout,
@@ -296,7 +296,7 @@ def _find_problem(layers: Sequence[Any]) -> str | None:
     """Why rows of this model cannot be cached; None if they can."""
     for layer in layers:
         kind = get_kind(layer)
-        if kind in (LayerKind.KV, LayerKind.WINDOW) and layer.keys is None:
+        if kind in KEYED and layer.keys is None:
             return f"a {_name_class(layer)} of the model stays empty"
         if kind is LayerKind.OTHER and not can_round_trip(layer):
             return f"caches of {_name_class(layer)} do not come back as they were"
