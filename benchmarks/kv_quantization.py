@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxrun.cli.bench.report import make_console, make_table
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
-from mlxrun.model.hooks.attention import use_engine_attention
+from mlxrun.model.hooks.engine_attention import use_engine_attention
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.load.footprint import PADDING_FACTOR, measure_footprint

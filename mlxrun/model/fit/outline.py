@@ -18,8 +18,9 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.fit.traced_memory import TracedFunction, trace_function
 from mlxrun.model.hooks.adapted_layers import RowAdapters
-from mlxrun.model.hooks.attention import hook_attention, use_engine_attention
+from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.device_attention import BLOCK_LOGITS
+from mlxrun.model.hooks.engine_attention import use_engine_attention
 from mlxrun.model.hooks.quantized_layers import describe_quantization, hold_dequantized, hook_products
 from mlxrun.model.hooks.weight_form import FIXED_TABLES, PLAIN_WEIGHTS, plan_weights
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity

@@ -19,13 +19,9 @@ import mlx.nn as nn
 from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.layouts import BlockLayout, find_layout, read_norm
 from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
-from mlxrun.model.hooks.attention import (
-    RowKeysCache,
-    attend_prompt,
-    find_positions,
-    get_prompt_operations,
-)
+from mlxrun.model.hooks.attention import RowKeysCache
 from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.engine_attention import attend_prompt, find_positions, get_prompt_operations
 from mlxrun.model.hooks.even_products import takes_heads
 from mlxrun.model.hooks.product_timing import StepProduct
 from mlxrun.model.hooks.quantized_layers import list_modules

@@ -1,7 +1,7 @@
 """Routes a model's own attention, so that its layers attend over ragged rows in one forward.
 
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `hook_attention` routes that
-call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. While rows decode, a
+call to RowKeys, to engine_attention.py for the engine's own forwards, or to the library. While rows decode, a
 model sees the classes below as its cache, keys and mask. A model that looks inside them fails in the load
 check, except for those that logit_rule.py and soft_caps.py handle.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -22,18 +21,15 @@ import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.fused.operations import LayerOperations
-from mlxrun.model.hooks import device_attention
 from mlxrun.model.hooks.device_attention import USUAL_ROWS
+from mlxrun.model.hooks.engine_attention import attend_in_engine, attend_prompt, is_engine_attention
 from mlxrun.model.hooks.logit_rule import LogitRule, PositionLogits, TurnedParts, attend_arrays
 from mlxrun.model.hooks.rotary_angles import StepPositions
-from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantized
 from mlxrun.model.kv.ragged.row_group import RowGroup
-from mlxrun.model.machine.device import uses_cuda
 
 ATTENTION_FUNCTION = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
-AttentionCall = Callable[..., Any]  # with the arguments of `attend_plain`
 
 
 class NotRaggedError(TypeError):
@@ -105,7 +101,8 @@ class RaggedKeys(RowKeys):
             whole = count == queries.shape[0]
             own, of_rows = (queries, rule) if whole else _select_rows(queries, rule, row, row + count)
             mask = group.make_mask(keys.shape[2], rule.window)
-            attend = _attend if group.width is None else partial(_attend, usual_rows=USUAL_ROWS)
+            fixed = group.width is not None
+            attend = partial(attend_in_engine, usual_rows=USUAL_ROWS) if fixed else attend_in_engine
             outputs.append(attend_arrays(own, keys, values, mask, of_rows, attend))
             row += count
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
@@ -232,119 +229,13 @@ def _find_modules(model: nn.Module) -> list[ModuleType]:
     return [sys.modules[name] for name in sorted(names) if ATTENTION_FUNCTION in vars(sys.modules[name])]
 
 
-class _EngineAttention:
-    """How attention over plain arrays is computed now. Only the engine thread uses it."""
-
-    enabled = False
-    calls_per_launch = 0
-    calls = 0
-    check: AttentionCall | None = None
-    on_cpu: AttentionCall | None = None
-    operations: LayerOperations | None = None
-    positions: tuple[tuple[int, ...], mx.array] | None = None  # of the last chunk; layers have the same
-
-
-@contextmanager
-def use_engine_attention(
-    calls_per_launch: int = 0,
-    check: AttentionCall | None = None,
-    on_cpu: AttentionCall | None = None,
-    operations: LayerOperations | None = None,
-) -> Iterator[None]:
-    """Within the block, forwards are the engine's own: on a CPU they attend as device_attention.py does.
-
-    `calls_per_launch`: how many results of attention over plain arrays are launched together, 0: none. So a
-    device computes the first layers of a prompt while Python builds the later ones. `check`: called before
-    each call of the engine's attention, with the same arguments. `on_cpu`: called in place of
-    `compute_attention`. `operations`: of fused layers for prompts (model/fused); None: their layers are the
-    library's.
-    """
-    _EngineAttention.enabled, _EngineAttention.calls = True, 0
-    _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
-    _EngineAttention.operations, _EngineAttention.positions = operations, None
-    before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, on_cpu
-    try:
-        yield
-    finally:
-        _EngineAttention.enabled, _EngineAttention.check = False, None
-        _EngineAttention.operations = _EngineAttention.positions = None
-        _EngineAttention.on_cpu = before
-
-
-def _attend(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    scale: float,
-    mask: Any,
-    usual_rows: int | None = None,
-    **kwargs: Any,
-) -> mx.array:
-    """Attention over plain or quantized arrays in an engine's forward. `usual_rows`: as in
-    compute_attention."""
-    if isinstance(keys, QuantizedArray):
-        return attend_quantized(queries, keys, values, scale, mask, **kwargs)
-    if not _EngineAttention.enabled:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
-    if _EngineAttention.check is not None:
-        _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
-    return attend_plain(queries, keys, values, scale, mask, usual_rows=usual_rows, **kwargs)
-
-
-def attend_plain(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    mask: Any,
-    usual_rows: int | None = None,
-    **kwargs: Any,
-) -> mx.array:
-    """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
-    library."""
-    if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
-        attend = _EngineAttention.on_cpu or device_attention.compute_attention
-        attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
-        return attended
-    if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
-        return device_attention.attend_causally(queries, keys, values, scale)
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
-
-
-def attend_prompt(
-    queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any
-) -> mx.array:
-    """Attention over plain arrays in an engine's forward. Every so many calls are launched."""
-    out = _attend(queries, keys, values, scale, mask, **kwargs)
-    _EngineAttention.calls += 1
-    every = _EngineAttention.calls_per_launch
-    if every and _EngineAttention.calls % every == 0:
-        mx.async_eval(out)
-    return out
-
-
-def get_prompt_operations() -> LayerOperations | None:
-    """By what operations fused layers compute the prompts of this forward; None: by the library's code."""
-    return _EngineAttention.operations
-
-
-def find_positions(first: int, tokens: int, rows: int) -> mx.array:
-    """The positions int32 [rows * tokens] of a chunk that begins at the `first` one in each row. The layers
-    of a forward share them."""
-    chunk, known = (first, tokens, rows), _EngineAttention.positions
-    if known is None or known[0] != chunk:
-        known = chunk, mx.tile(mx.arange(first, first + tokens, dtype=mx.int32), rows)
-        _EngineAttention.positions = known
-    return known[1]
-
-
 def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     names = tuple(inspect.signature(original).parameters)
     known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
         ragged = isinstance(keys, RowKeys)
-        if not ragged and not (known and _EngineAttention.enabled and isinstance(keys, mx.array)):
+        if not ragged and not (known and is_engine_attention() and isinstance(keys, mx.array)):
             return original(queries, keys, *args, **kwargs)
         given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}

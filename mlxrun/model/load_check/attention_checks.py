@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.hooks import attention
+from mlxrun.model.hooks import engine_attention
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
 from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
@@ -74,8 +74,8 @@ class AttentionError(RuntimeError):
 
 
 class AttentionCheck:
-    """Called with the arguments of each call of `attention.attend_plain`. AttentionError if the results
-    differ for such shapes."""
+    """Called with the arguments of each call of `engine_attention.attend_plain`. AttentionError if the
+    results differ for such shapes."""
 
     def __init__(self) -> None:
         self._compared: dict[tuple[Any, ...], str] = {}  # the problem by kind of call, empty: none
@@ -121,7 +121,7 @@ def _find_problem(arrays: tuple[mx.array, ...], scale: float, mask: Any, extra: 
     """Why the engine's attention is not the library's; empty if it is. `arrays`: queries, keys, values."""
     library = mx.fast.scaled_dot_product_attention
     queries, keys, values = arrays
-    found = attention.attend_plain(queries, keys, values, scale, mask, **extra)
+    found = engine_attention.attend_plain(queries, keys, values, scale, mask, **extra)
     own = library(*arrays, scale=scale, mask=mask, **extra)
     wide = {name: widen(value) for name, value in extra.items()}
     exact = library(*map(widen, arrays), scale=scale, mask=widen(mask), **wide)

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.hooks.attention import AttentionCall
+from mlxrun.model.hooks.engine_attention import AttentionCall
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind
 from mlxrun.model.load_check.reference import STEPS, Reference, copy_cache, list_windows

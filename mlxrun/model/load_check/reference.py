@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.hooks.attention import AttentionCall
+from mlxrun.model.hooks.engine_attention import AttentionCall
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_window

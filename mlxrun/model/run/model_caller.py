@@ -29,7 +29,7 @@ from mlxrun.core.media_names import (
 )
 from mlxrun.model.fused.operations import choose_operations
 from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
-from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
+from mlxrun.model.hooks.engine_attention import AttentionCall, use_engine_attention
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays

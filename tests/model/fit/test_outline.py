@@ -14,7 +14,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.fit import outline as module
 from mlxrun.model.fit.outline import load_outline, outline_attention, trace_prefill
-from mlxrun.model.hooks.attention import use_engine_attention
+from mlxrun.model.hooks.engine_attention import use_engine_attention
 from mlxrun.model.load.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
@@ -87,7 +87,7 @@ def test_attention_in_outline_has_the_shape_of_attention(monkeypatch: pytest.Mon
     assert outline_attention(queries, keys, values, 1.0, "causal").shape == (2, 4, 5, 6)
     called: list[str] = []
     monkeypatch.setattr(module, "outline_attention", lambda q, *_, **__: called.append("outline") or q)
-    from mlxrun.model.hooks.attention import attend_plain
+    from mlxrun.model.hooks.engine_attention import attend_plain
 
     if mx.default_device() != mx.cpu:
         pytest.skip("GPUs attend by one operation, which is traced as it is")

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.hooks import attention
+from mlxrun.model.hooks import attention, engine_attention
 from mlxrun.model.hooks.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
 from mlxrun.model.hooks.logit_rule import PositionLogits
 from mlxrun.model.kv.ragged.row_group import RowGroup
@@ -103,7 +103,7 @@ def test_a_prompt_can_be_launched_in_parts(zoo: Zoo, monkeypatch: pytest.MonkeyP
     model, _ = load(str(zoo.text("llama")))
     attention.hook_attention(model)
     ids = mx.array([[1, 2, 3, 4, 5]])
-    with attention.use_engine_attention():
+    with engine_attention.use_engine_attention():
         at_once = model(ids)
     launched: list[int] = []
     original = mx.async_eval
@@ -112,11 +112,11 @@ def test_a_prompt_can_be_launched_in_parts(zoo: Zoo, monkeypatch: pytest.MonkeyP
         launched.append(len(arrays))
         original(*arrays)
 
-    monkeypatch.setattr(attention.mx, "async_eval", count)
-    with attention.use_engine_attention():
+    monkeypatch.setattr(engine_attention.mx, "async_eval", count)
+    with engine_attention.use_engine_attention():
         model(ids)
     own = len(launched)  # on a CPU attention launches what it computes
-    with attention.use_engine_attention(1):
+    with engine_attention.use_engine_attention(1):
         launched_in_parts = model(ids)
     assert len(launched) - 2 * own == len(model.layers) > 1
     assert mx.array_equal(at_once, launched_in_parts).item()

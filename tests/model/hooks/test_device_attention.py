@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxrun.model  # noqa: F401  (loads OpenBLAS before MLX)
-from mlxrun.model.hooks import attention, device_attention
+from mlxrun.model.hooks import attention, device_attention, engine_attention
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for CPUs")
 SCALE = 0.3
@@ -139,7 +139,7 @@ def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -
     q, k, v = make_arrays(5, 1, 2, 2, 4, 9)
     theirs = routed(q, k, v, cache=None, scale=SCALE, mask="causal")
     assert not calls
-    with attention.use_engine_attention():
+    with engine_attention.use_engine_attention():
         ours = routed(q, k, v, cache=None, scale=SCALE, mask="causal")
         assert len(calls) == 1
         routed(q, k, v, cache=None, scale=SCALE, mask="causal", sinks=mx.zeros(4))

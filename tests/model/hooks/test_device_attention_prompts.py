@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.hooks import attention, device_attention
+from mlxrun.model.hooks import device_attention, engine_attention
 from mlxrun.model.hooks.device_attention import STEP, attend_causally, round_length
 
 SHAPES = [(1, 1), (3, 40), (2, STEP), (5, STEP + 1)]
@@ -36,12 +36,12 @@ def test_prompts_of_many_lengths_and_beginnings_have_few_shapes(monkeypatch: pyt
         return original(queries, keys, *args, **kwargs)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", record)
-    monkeypatch.setattr(attention, "uses_cuda", lambda: True)
+    monkeypatch.setattr(engine_attention, "uses_cuda", lambda: True)
     monkeypatch.setattr(device_attention, "CUDNN_TYPES", (mx.float32,))
     monkeypatch.setattr(device_attention, "FLOATS", ())
     for tokens in range(2, STEP, 50):
         for before in (0, STEP, STEP + 3, 2 * STEP - 1):
-            attention.attend_plain(*make_arrays(1 + tokens % 4, tokens, before), 0.3, "causal")
+            engine_attention.attend_plain(*make_arrays(1 + tokens % 4, tokens, before), 0.3, "causal")
     assert shapes <= {(r, q, k) for r in (1, 4) for q in (STEP, 2 * STEP) for k in (q, q + STEP)}
 
 

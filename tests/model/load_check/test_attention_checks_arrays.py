@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.hooks import attention
+from mlxrun.model.hooks import engine_attention
 from mlxrun.model.load_check.attention_checks import AttentionCheck, AttentionError
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-ORIGINAL = attention.attend_plain
+ORIGINAL = engine_attention.attend_plain
 
 
 def call(check: AttentionCheck, dtype: mx.Dtype = mx.float32, mask: Any = "causal", length: int = 5) -> None:
@@ -44,7 +44,7 @@ def test_sound_attention_passes(dtype: mx.Dtype, mask: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("plant", [scale_by(1.02), scale_by(0.98), scale_by(1.2), drop_last_key, swap_heads])
 def test_faults_are_found(dtype: mx.Dtype, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "attend_plain", plant)
+    monkeypatch.setattr(engine_attention, "attend_plain", plant)
     with pytest.raises(AttentionError, match="differs by"):
         call(AttentionCheck(), dtype)
 
@@ -53,7 +53,7 @@ def test_a_fault_in_long_rows_is_found_in_short_ones(monkeypatch: pytest.MonkeyP
     def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
         return ORIGINAL(q, k, v, scale if k.shape[2] < 4000 else 1.05 * scale, mask, **more)
 
-    monkeypatch.setattr(attention, "attend_plain", attend)
+    monkeypatch.setattr(engine_attention, "attend_plain", attend)
     with pytest.raises(AttentionError):
         call(AttentionCheck())
 
@@ -65,7 +65,7 @@ def test_a_shape_is_compared_once_and_fails_each_time(monkeypatch: pytest.Monkey
         calls.append(1)
         return ORIGINAL(q, *given, **more)
 
-    monkeypatch.setattr(attention, "attend_plain", attend)
+    monkeypatch.setattr(engine_attention, "attend_plain", attend)
     check = AttentionCheck()
     call(check)
     first = len(calls)
@@ -73,7 +73,7 @@ def test_a_shape_is_compared_once_and_fails_each_time(monkeypatch: pytest.Monkey
     assert len(calls) == first
     call(check, length=7)
     assert len(calls) == first + 1
-    monkeypatch.setattr(attention, "attend_plain", scale_by(1.2))
+    monkeypatch.setattr(engine_attention, "attend_plain", scale_by(1.2))
     broken = AttentionCheck()
     for _ in range(2):
         with pytest.raises(AttentionError):

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model.hooks import attention
+from mlxrun.model.hooks import attention, engine_attention
 from mlxrun.model.kv.ragged import decode_batch, layer_caches, recurrent_states, row_group
 from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
@@ -193,12 +193,12 @@ def test_what_the_probe_finds_would_have_been_wrong(zoo: Zoo, case: str, monkeyp
 
 def attention_scaled(monkeypatch: Patch) -> None:
     """Attention of the engine's own forwards, of prompts and of rows, is 20 % too sharp."""
-    original = attention.attend_plain
+    original = engine_attention.attend_plain
 
     def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
         return original(q, k, v, 1.2 * scale, mask, **more)
 
-    monkeypatch.setattr(attention, "attend_plain", attend)
+    monkeypatch.setattr(engine_attention, "attend_plain", attend)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxrun.model.hooks import attention
+from mlxrun.model.hooks import attention, engine_attention
 from mlxrun.model.kv.ragged import recurrent_states, row_group
 from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
@@ -44,13 +44,13 @@ def change_attention(change: Callable[..., tuple[Any, ...]]) -> Callable[[Patch,
     """A fault in the engine's attention over plain arrays. `change` gives other arguments."""
 
     def plant(patch: Patch, count: Count) -> None:
-        original = attention.attend_plain
+        original = engine_attention.attend_plain
 
         def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
             count()
             return original(*change(q, k, v, scale), mask, **more)
 
-        patch.setattr(attention, "attend_plain", attend)
+        patch.setattr(engine_attention, "attend_plain", attend)
 
     return plant
 
