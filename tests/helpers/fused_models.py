@@ -59,9 +59,9 @@ def count_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace the kernel of products by arrays; returns the rows of each of its products."""
     found: list[int] = []
 
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+    def multiply(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
         found.append(x.shape[0])
-        return multiply_rows(layer, x, gated)
+        return multiply_rows(layer, x, gated, added)
 
     monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     return found
@@ -111,11 +111,12 @@ def decode_rows(
     return mx.stack(steps)
 
 
-def multiply_rows(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+def multiply_rows(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
     """What the kernel of `multiply_few_rows` computes, by the library, and each row by itself."""
     weight = layer["weight"]
     rows = x.reshape(-1, weight.shape[1])
     product = mx.concatenate([row[None] @ weight.T for row in rows])
     found = ARRAYS.gate(product) if gated else product
     between = x.shape[1:-1] if x.shape[-1] == weight.shape[1] else (1,)
-    return found.reshape(-1, *between, found.shape[-1])
+    found = found.reshape(-1, *between, found.shape[-1])
+    return found if added is None else added + found

@@ -59,7 +59,9 @@ def find_difference(layer: Any, x: mx.array, found: mx.array) -> float:
 
 @pytest.fixture(autouse=True)
 def use_metal(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks have as many tiles as for weights with many outputs."""
     monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "metal")
+    monkeypatch.setattr(skinny_gemm, "BLOCKS", 1)
     skinny_gemm.compile_kernel.cache_clear()
 
 
@@ -73,6 +75,20 @@ def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
     for emulator.order in ORDERS[1:]:
         emulator.guard = "begin" if emulator.order == "backward" else "end"
         assert mx.array_equal(multiply_few_rows(layer, x), found).item()
+
+
+@pytest.mark.parametrize("rows", [5, 20])
+@pytest.mark.parametrize("form", ["4 bit", "plain"])
+def test_blocks_of_few_tiles_give_the_same_bits(
+    form: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read the weights of several steps at once."""
+    layer = make_layer(form, mx.bfloat16, 19)
+    x = make_random((rows, 1, count_inputs(layer)), 2, mx.bfloat16)
+    many = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
+    monkeypatch.setattr(skinny_gemm, "BLOCKS", 128)
+    few = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
+    assert all(mx.array_equal(*pair).item() for pair in zip(few, many, strict=True))
 
 
 @pytest.mark.parametrize("form", ["4 bit", "8 bit", "plain"])
@@ -127,6 +143,36 @@ def test_a_gate_in_the_product_has_the_bits_of_one_behind_it(dtype: mx.Dtype, ro
     assert find_gate_problem(dtype, rows - 3) == ""
 
 
+def find_sum_problem(form: str, dtype: mx.Dtype, rows: int) -> str:
+    """Whether a sum in the product's kernel is that of the rounded product."""
+    layer = make_layer(form, dtype, 2)
+    inputs = count_inputs(layer)
+    x = make_random((rows, 4, 1, inputs // 4), 2, dtype)
+    added = 30 * make_random((rows, 1, OUTPUTS), 3, dtype)
+    found = multiply_few_rows(layer, x, added=added)
+    return "" if mx.array_equal(found, added + multiply_few_rows(layer, x)).item() else "differs"
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("form", ["4 bit", "plain"])
+def test_a_sum_in_the_product_has_the_bits_of_one_behind_it(form: str, dtype: mx.Dtype) -> None:
+    assert find_sum_problem(form, dtype, 11) == ""
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("float(added[at]) + float(number)", "float(added[at]) + totals[0][output][row]"),
+        ("added[at]", "added[i]"),
+    ],
+)
+def test_a_planted_mistake_of_the_sum_is_found(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product is not rounded; the numbers of another row."""
+    assert old in kernel_source.SKINNY_GEMM
+    monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
+    assert any(find_sum_problem("plain", dtype, 11) for dtype in HALVES)
+
+
 GATED_MISTAKES = {
     "the gate is not rounded": ("gate = float(T(totals[0][output][row]))", "gate = totals[0][output][row]"),
     "up is not rounded": (
@@ -136,7 +182,7 @@ GATED_MISTAKES = {
     "the gate for up": ("totals[0][16 * own + output][row]", "totals[0][output][row]"),
     "up of the next tile": ("tile / own * outputs + output", "tile / own * (outputs - 16) + output"),
     "all tiles from the gate": ("tile / own * outputs + output", "output"),
-    "as many outputs as a product": ("weight_shape[0] / (1 + GATED)", "weight_shape[0]"),
+    "outputs that no block has": ("- SPARE", "+ SPARE"),
     "blocks that lie apart": ("first = BLOCK_X * 16 * own", "first = BLOCK_X * 16 * TILES"),
     "the sign of the gate": ("gate < 0 ? part", "gate > 0 ? part"),
 }
@@ -150,7 +196,7 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
     wrong = skinny_gemm.compile_kernel("metal", ("weight",), True)
     kernels = {False: plain, True: wrong}
-    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated: kernels[gated])
+    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated, adds: kernels[gated])
     try:
         assert any(find_gate_problem(dtype, 11) for dtype in HALVES)
     except EmulatorError:
@@ -158,7 +204,8 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
 
 
 MISTAKES = {
-    "the last inputs are left out": ("step < steps", "step < steps - 1"),
+    "the weights of another step": ("ahead * WARPS, steps - 1", "ahead, steps - 1"),
+    "the last inputs are left out": ("step >= steps", "step >= steps - 1"),
     "other inputs of the rows": ("start + eight * 8);", "start + (eight ^ 1) * 8);"),
     "the scale of the next output": ("repeat<T>(scales[at / GROUP])", "repeat<T>(scales[at / GROUP + 1])"),
     "no offset": ("repeat<T>(biases[at / GROUP])", "0"),

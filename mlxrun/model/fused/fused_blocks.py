@@ -22,7 +22,7 @@ from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
 from mlxrun.model.hooks.attention import RowKeysCache
 from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.hooks.engine_attention import attend_prompt, find_positions, get_prompt_operations
-from mlxrun.model.hooks.even_products import takes_heads
+from mlxrun.model.hooks.even_products import multiply_and_add, takes_heads
 from mlxrun.model.hooks.product_timing import StepProduct
 from mlxrun.model.hooks.quantized_layers import list_modules
 from mlxrun.model.kv.ragged.layer_caches import KEYED, get_kind
@@ -71,13 +71,12 @@ class FusedLayer:
                 attended = attended.reshape(x.shape[0], 1, -1)
         else:
             attended = self._attend_chunk(product, mask, cache, operations)
-        change = self.output(attended)
-        summed, normed = operations.add_norm(x, change, self.second)
-        change = self.middle(normed if self.gated is None else self.gated.gate(normed, operations.gate))
+        summed, normed = _add_product(self.output, attended, x, self.second, operations)
+        middle = normed if self.gated is None else self.gated.gate(normed, operations.gate)
         if self.follower is None:
-            return summed + change
+            return summed + self.middle(middle)
         norm, rule = self.follower
-        prepared = operations.add_norm(summed, change, rule)
+        prepared = _add_product(self.middle, middle, summed, rule, operations)
         prepare_norm(norm, prepared)
         return prepared[0]
 
@@ -102,6 +101,21 @@ class FusedLayer:
         if self.gated is not None:
             yield StepProduct(partial(self.gated.gate, gate=operations.gate), (1, size))
             yield StepProduct(self.middle, (1, self.gated.outputs // 2))
+
+
+def _add_product(
+    product: Callable[[mx.array], mx.array],
+    x: mx.array,
+    before: mx.array,
+    norm: NormRule,
+    operations: LayerOperations,
+) -> tuple[mx.array, mx.array]:
+    """The sum of `before` and the product of x, and its norm: by the product's kernel and the library's norm,
+    which take less of the host's time, or by `operations`."""
+    summed = multiply_and_add(product, x, before)
+    if summed is None:
+        return operations.add_norm(before, product(x), norm)
+    return summed, mx.fast.rms_norm(summed, norm.weight, norm.eps)
 
 
 class _FusedBlock(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.even_products import can_gate, is_multiplied_evenly, is_plain_linear
+from mlxrun.model.hooks.even_products import has_epilogues, is_multiplied_evenly, is_plain_linear
 from mlxrun.model.hooks.quantized_layers import is_quantized_linear
 from mlxrun.model.hooks.skinny_gemm import multiply_evenly
 
@@ -68,7 +68,7 @@ class JoinedProduct:
 
     def can_gate(self, dtype: mx.Dtype) -> bool:
         """Whether there is a kernel that makes silu(gate) * up with the product."""
-        return can_gate(self._follow(), dtype)
+        return has_epilogues(self._follow(), dtype)
 
     def multiply_gated(self, x: mx.array) -> mx.array:
         """silu(gate) * up by this kernel."""

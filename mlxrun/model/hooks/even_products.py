@@ -60,10 +60,17 @@ def takes_heads(layer: Any) -> bool:
     return isinstance(layer, _EvenLinear)
 
 
-def can_gate(layer: Any, dtype: mx.Dtype) -> bool:
-    """Whether `multiply_evenly` may make silu(gate) * up of the layer's outputs, if these are gate and up."""
+def has_epilogues(layer: Any, dtype: mx.Dtype) -> bool:
+    """Whether the kernel may compute what follows the layer's product: silu(gate) * up, or a sum."""
     is_even = isinstance(layer, _EvenLinear) and layer.table != LIBRARY
     return is_even and "bias" not in layer and can_multiply_plain(layer, dtype)
+
+
+def multiply_and_add(layer: Any, x: mx.array, added: mx.array) -> mx.array | None:
+    """`added` [rows, 1, N] + the layer's product, which is rounded first. None if the kernel does not
+    multiply these rows."""
+    own = has_epilogues(layer, x.dtype) and is_multiplied_evenly(layer, x)
+    return multiply_evenly(layer, x, added=added) if own else None
 
 
 def hook_even_products(

@@ -14,9 +14,11 @@ from mlxrun.model.kernels import kernel_source
 from mlxrun.model.kernels.kernel_source import make_kernel
 from mlxrun.model.machine.device import get_backend
 
-# Rows that a kernel multiplies at most, and the tiles of 16 outputs that a block of it has: more tiles read
-# the rows less often, and need more registers. Measured on an H200.
+# Rows that a kernel multiplies at most, and the most tiles of 16 outputs that a block of it has: more tiles
+# read the rows less often, and need more registers. Measured on an H200, as what follows.
 KERNELS = {8: 2, 16: 2, 32: 4, 64: 2}
+BLOCKS = 128  # of a product at least, or else they have fewer tiles: a GPU has some 130 processors
+READ_TILES = 4  # whose weights a thread reads before it multiplies: with fewer tiles, of several steps
 MOST_ROWS = max(KERNELS)
 BITS, GROUPS = (4, 8), (32, 64, 128)
 WARPS = 8  # of a block; another number would sum in another order
@@ -43,25 +45,33 @@ def count_inputs(layer: Any) -> int:
     return size * 32 // int(layer.bits) if "scales" in layer else size
 
 
-def multiply_few_rows(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+def multiply_few_rows(
+    layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None
+) -> mx.array:
     """x [..., D] of at most MOST_ROWS rows times the quantized or plain weight [N, D], as [..., N]. A row may
     also be heads that have D numbers together, [rows, heads, 1, size], whose result is [rows, 1, N]. `gated`:
     the outputs are those of a gate and then those of `up`. The result is silu(gate) * up [..., N / 2], with
-    the bits that the kernel `gate.h` makes of the product."""
+    the bits that the kernel `gate.h` makes of the product. `added`, N numbers a row: the result is its sum
+    with the product."""
     inputs, quantized = count_inputs(layer), "scales" in layer
     rows, outputs = x.size // inputs, layer["weight"].shape[0] // (1 + gated)
     shape = (*x.shape[:-1], outputs) if x.shape[-1] == inputs else (rows, 1, outputs)
-    if x.shape[0] != rows:
-        x = x.reshape(rows, inputs)
+    if x.shape[0] != rows or x.ndim < 3:
+        x = x.reshape(rows, 1, inputs)
     most, tiles = next((most, tiles) for most, tiles in KERNELS.items() if rows <= most)
-    own = tiles // (1 + gated)
+    while tiles > 1 + gated and outputs < BLOCKS * 16 * tiles // (1 + gated):
+        tiles //= 2
+    own = tiles // (1 + gated) * 16  # outputs of a block
+    blocks = -(-outputs // own)
     bits = layer.bits if quantized else 16
     numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
-    names = ["weight", "scales", "biases"] if quantized else ["weight"]
-    y: mx.array = compile_kernel(get_backend(), tuple(names), gated)(
-        inputs=[x, *(layer[name] for name in names)],
-        template=[("T", x.dtype), *numbers.items(), ("GROUP", layer.group_size if quantized else 0)],
-        grid=(-(-outputs // (16 * own)) * WARPS * 32, 1, 1),
+    numbers |= {"GROUP": layer.group_size if quantized else 0, "SPARE": blocks * own - outputs}
+    numbers |= {"AHEAD": READ_TILES // tiles}
+    names = ("weight", "scales", "biases") if quantized else ("weight",)
+    y: mx.array = compile_kernel(get_backend(), names, gated, added is not None)(
+        inputs=[x, *(layer[name] for name in names), *([] if added is None else [added])],
+        template=[("T", x.dtype), *numbers.items()],
+        grid=(blocks * WARPS * 32, 1, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[shape],
         output_dtypes=[x.dtype],
@@ -69,24 +79,27 @@ def multiply_few_rows(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
     return y
 
 
-def multiply_evenly(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
-    """`multiply_few_rows` of any number of rows, each of which has the same bits in any company."""
+def multiply_evenly(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
+    """`multiply_few_rows` of any number of rows, each of which has the same bits in any company. `added`
+    [rows, 1, N]."""
     rows = x.size // count_inputs(layer)
     if rows <= MOST_ROWS:
-        return multiply_few_rows(layer, x, gated)
+        return multiply_few_rows(layer, x, gated, added)
     if x.shape[0] != rows:
-        return multiply_evenly(layer, x.reshape(rows, -1), gated).reshape(*x.shape[:-1], -1)
-    parts = [multiply_few_rows(layer, x[i : i + MOST_ROWS], gated) for i in range(0, rows, MOST_ROWS)]
+        return multiply_evenly(layer, x.reshape(rows, -1), gated, added).reshape(*x.shape[:-1], -1)
+    parts = []
+    for i in range(0, rows, MOST_ROWS):
+        own = slice(i, i + MOST_ROWS)
+        parts.append(multiply_few_rows(layer, x[own], gated, None if added is None else added[own]))
     return mx.concatenate(parts)
 
 
-@lru_cache(maxsize=8)
-def compile_kernel(backend: str, names: tuple[str, ...], gated: bool) -> Any:
+@lru_cache(maxsize=16)
+def compile_kernel(backend: str, names: tuple[str, ...], gated: bool, adds: bool = False) -> Any:
     """The kernel for a weight of these arrays. It is compiled for each form of weights."""
     quantized = len(names) > 1
-    form = ("quantized" if quantized else "plain") + "_gated" * gated
+    form = ("quantized" if quantized else "plain") + "_gated" * gated + "_added" * adds
     header = f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n"
-    header += f"#define GATED {gated:d}\n"
-    return make_kernel(
-        backend, f"skinny_gemm_{form}", ["x", *names], ["y"], kernel_source.SKINNY_GEMM, header
-    )
+    header += f"#define GATED {gated:d}\n#define ADDED {adds:d}\n"
+    inputs = ["x", *names, *["added"] * adds]
+    return make_kernel(backend, f"skinny_gemm_{form}", inputs, ["y"], kernel_source.SKINNY_GEMM, header)

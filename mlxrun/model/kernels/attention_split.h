@@ -34,7 +34,7 @@
   if (stop <= start) return;
   const int lane = THREAD % 32, warp = THREAD / 32;
   const int lane_of_key = lane % LANES, key_of_warp = lane / LANES;
-  const int columns = tables_shape[1];
+  const int columns = BLOCKS_X;
   const long base = (long)tables[row * columns + page_index % columns] * PAGE_TOKENS;
   float q[HEADS][KEY_PART], sum[HEADS][VALUE_PART], top[HEADS], weight[HEADS];
 #if LATENT

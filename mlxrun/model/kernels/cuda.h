@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 #define threadgroup_position_in_grid blockIdx
 #define thread_position_in_threadgroup threadIdx
+#define threadgroups_per_grid gridDim
 #define DEVICE
 #define UNROLLED _Pragma("unroll")
 #define SHARED __shared__

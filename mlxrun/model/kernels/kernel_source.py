@@ -44,9 +44,30 @@ ADD_NORM, TURN, GATE = _PLACES + _read("add_norm"), _PLACES + _read("turn"), _PL
 SKINNY_GEMM = _PLACES + _read("skinny_gemm")
 
 
+# Files by their text, those that include others before these.
+_FILES = {
+    _read(path.stem): path for path in sorted(_FOLDER.glob("*.h"), key=lambda path: -path.stat().st_size)
+}
+
+
 def make_kernel(
     backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, header: str
 ) -> Any:
-    """A kernel with arguments of these names. It is compiled when it first runs."""
-    make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    """A kernel with arguments of these names. It is compiled when it first runs.
+
+    On CUDA, MLX hashes the text of a kernel in each launch, which takes the host a microsecond for 6 KB. So
+    the text includes the files.
+    """
+    make: Any = mx.fast.metal_kernel
+    if backend == "cuda":
+        make, source, header = mx.fast.cuda_kernel, _include_files(source, inputs), _include_files(header)
     return make(name=name, input_names=list(inputs), output_names=list(outputs), source=source, header=header)
+
+
+def _include_files(text: str, inputs: Sequence[str] = ()) -> str:
+    """The text with lines that include its files. MLX finds in it which inputs' shapes a kernel takes."""
+    named = (f"{name}_{form}" for name in inputs for form in ("shape", "strides", "ndim"))
+    taken = " ".join(name for name in named if name in text)
+    for known, path in _FILES.items():
+        text = text.replace(known, f'#include "{path}"\n')
+    return f"{text}// {taken}\n" if taken else text

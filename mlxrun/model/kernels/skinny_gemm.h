@@ -6,46 +6,55 @@
 // inputs, in an order that does not depend on the number of rows. So a row's result has the same bits beside any
 // others.
 //
-// A block has TILES times 16 outputs of all rows. Inputs: x [rows, ...], `inputs` numbers a row; weight uint32
-// [outputs, inputs * BITS / 32]; scales and biases [outputs, inputs / GROUP]. A plain weight [outputs, inputs], for
-// which QUANTIZED is 0 and BITS 16, has the type of x and neither of these two. Output: y, `outputs` numbers a row.
-// There are at most 8 * COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
+// A block has TILES times 16 outputs of all rows, and the last one SPARE outputs less. Inputs: x [rows, 1, inputs] or
+// [rows, heads, 1, inputs / heads]; weight uint32 [outputs, inputs * BITS / 32]; scales and biases [outputs, inputs /
+// GROUP]. A plain weight [outputs, inputs], for which QUANTIZED is 0 and BITS 16, has the type of x and neither of
+// these two. Output: y, `outputs` numbers a row. There are at most 8 * COLUMNS rows. A thread reads TAKEN inputs at
+// once, and the four of an output make a step. It reads the weights of AHEAD steps before it multiplies, since a
+// block of few tiles waits for little else.
 //
 // If GATED, a weight has the outputs of a gate and behind them as many of `up`, and y has silu(gate) * up, each
-// rounded first. A block then has half of its tiles from the gate and the other half from the same outputs of `up`.
+// rounded first. A block then has half of its tiles from the gate and the other half from the same outputs of `up`. If
+// ADDED, the product is rounded and added to `added`, `outputs` numbers a row.
+//
+// The shape of each input costs the host time in every launch. So there is one, and the grid has the outputs.
   const int warp = THREAD / 32, lane = THREAD % 32, place = lane / 4, part = lane % 4;
   const int own = TILES / (1 + GATED);  // tiles of a block from the gate, or all
-  const int rows = x_shape[0], outputs = weight_shape[0] / (1 + GATED);
-  const int inputs = QUANTIZED ? weight_shape[1] * 32 / BITS : weight_shape[1];
+  const int rows = x_shape[0], inputs = x_shape[1] * x_shape[x_ndim - 1];
+  const int outputs = BLOCKS_X * 16 * own - SPARE;
   const int steps = inputs / (4 * TAKEN), first = BLOCK_X * 16 * own;
   float sums[TILES][COLUMNS][4];
   UNROLLED
   for (int tile = 0; tile < TILES; tile++)
     for (int column = 0; column < COLUMNS; column++)
       for (int e = 0; e < 4; e++) sums[tile][column][e] = 0;
-  for (int step = warp; step < steps; step += WARPS) {
-    const int start = (step * 4 + part) * TAKEN;
-    Numbers<UINT, 4> words[TILES][2];
+  for (int begin = warp; begin < steps; begin += AHEAD * WARPS) {
+    Numbers<UINT, 4> words[AHEAD][TILES][2];
 #if QUANTIZED
-    UINT factors[TILES][2], offsets[TILES][2];
+    UINT factors[AHEAD][TILES][2], offsets[AHEAD][TILES][2];
 #endif
     UNROLLED
-    for (int tile = 0; tile < TILES; tile++) {
+    for (int ahead = 0; ahead < AHEAD; ahead++) {
+      const int start = (MIN(begin + ahead * WARPS, steps - 1) * 4 + part) * TAKEN;
       UNROLLED
-      for (int side = 0; side < 2; side++) {
+      for (int row = 0; row < TILES * 2; row++) {
+        const int tile = row / 2, side = row % 2;
         const int output = MIN(first + tile % own * 16 + side * 8 + place, outputs - 1);
         const long at = (long)(tile / own * outputs + output) * inputs + start;
 #if QUANTIZED
-        words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at * BITS / 32);
-        factors[tile][side] = repeat<T>(scales[at / GROUP]);
-        offsets[tile][side] = repeat<T>(biases[at / GROUP]);
+        words[ahead][tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at * BITS / 32);
+        factors[ahead][tile][side] = repeat<T>(scales[at / GROUP]);
+        offsets[ahead][tile][side] = repeat<T>(biases[at / GROUP]);
 #else
-        words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at);
+        words[ahead][tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at);
 #endif
       }
     }
     UNROLLED
-    for (int eight = 0; eight < TAKEN / 8; eight++) {
+    for (int each = 0; each < AHEAD * (TAKEN / 8); each++) {
+      const int ahead = each / (TAKEN / 8), eight = each % (TAKEN / 8);
+      const int step = begin + ahead * WARPS, start = (step * 4 + part) * TAKEN;
+      if (step >= steps) continue;
       UINT right[COLUMNS][4];
       UNROLLED
       for (int column = 0; column < COLUMNS; column++) {
@@ -74,9 +83,9 @@
             const int side = i % 2, word = BITS == 4 ? eight : 2 * eight + turn;
             const int pair = BITS == 4 ? 2 * turn + i / 2 : i / 2;
             left[i] = widen<T, BITS>(
-                words[tile][side].x[word], pair, factors[tile][side], offsets[tile][side]);
+                words[ahead][tile][side].x[word], pair, factors[ahead][tile][side], offsets[ahead][tile][side]);
 #else
-            left[i] = words[tile][i % 2].x[2 * turn + i / 2];
+            left[i] = words[ahead][tile][i % 2].x[2 * turn + i / 2];
 #endif
           }
           UNROLLED
@@ -114,5 +123,10 @@
 #else
     const T number = T(totals[0][output][row]);
 #endif
-    y[(long)row * outputs + first + output] = number;
+    const long at = (long)row * outputs + first + output;
+#if ADDED
+    y[at] = T(float(added[at]) + float(number));
+#else
+    y[at] = number;
+#endif
   }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +23,8 @@ from mlxrun.model.fused.operations import (
     NormRule,
     choose_operations,
 )
+from mlxrun.model.hooks.even_products import has_epilogues
+from mlxrun.model.hooks.skinny_gemm import multiply_evenly
 from mlxrun.model.load_check.attention_checks import FACTOR, LEAST, find_limit, measure_rms
 from mlxrun.model.load_check.report import LoadCheck, run_check
 from mlxrun.model.load_check.rounding import LogitDifference, widen
@@ -72,6 +75,12 @@ def _list_operations(layer: FusedLayer) -> Iterator[Operation]:
         yield lambda operations, given: [operations.gate(given[0])], ((1, layer.gated.outputs),)
         if layer.gated.can_gate(layer.second.weight.dtype):
             yield partial(_multiply_gated, layer.gated), ((1, size),)
+    products: list[tuple[Any, tuple[int, ...]]] = [(layer.output, (heads.heads, 1, heads.size))]
+    if layer.gated is not None:
+        products.append((layer.middle, (1, layer.gated.outputs // 2)))
+    for product, shape in products:
+        if has_epilogues(product, layer.second.weight.dtype):
+            yield partial(_multiply_and_add, product), (shape, (1, size))
 
 
 def _add_norm(norm: NormRule, operations: LayerOperations, given: Sequence[mx.array]) -> Sequence[mx.array]:
@@ -96,6 +105,15 @@ def _multiply_gated(
     if operations is ARRAYS:
         return [operations.gate(x @ product.weight.astype(x.dtype).T)]
     return [product.multiply_gated(x)]
+
+
+def _multiply_and_add(
+    layer: Any, operations: LayerOperations, given: Sequence[mx.array]
+) -> Sequence[mx.array]:
+    x, added = given
+    if operations is ARRAYS:
+        return [added + x.reshape(len(x), 1, -1) @ layer["weight"].astype(x.dtype).T]
+    return [multiply_evenly(layer, x, added=added)]
 
 
 def _widen_norm(norm: NormRule) -> NormRule:

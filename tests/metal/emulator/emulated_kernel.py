@@ -105,6 +105,8 @@ class EmulatedKernel:
             elif name in self._given["output_names"]:
                 at = self._given["output_names"].index(name)
                 data = bytes(math.prod(call["output_shapes"][at]) * call["output_dtypes"][at].size)
+            elif name.endswith("_ndim"):
+                data = np.int32(inputs[name.removesuffix("_ndim")].ndim).tobytes()
             else:
                 data = np.array(inputs[name.removesuffix("_shape")].shape, np.int32).tobytes()
             (folder / str(number)).write_bytes(data)

@@ -45,7 +45,8 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class Program:
-    """`buffers`: the names of a kernel's arguments in order; those of shapes end in `_shape`."""
+    """`buffers`: the names of a kernel's arguments in order; those of shapes end in `_shape`, numbers of
+    axes in `_ndim`."""
 
     runnable: str
     checked: str

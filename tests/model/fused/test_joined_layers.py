@@ -54,7 +54,7 @@ def test_gate_and_up_are_gated_by_the_kernel_of_their_product(
     """A bias is added to a product before its gate, so the kernel cannot make it."""
     model, calls = make_layers(bias), []
 
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
+    def multiply(layer: Any, x: mx.array, gated: bool, added: None) -> mx.array:
         calls.append(gated)
         return multiply_rows(layer, x, gated)
 

@@ -11,6 +11,7 @@ import pytest
 from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import ARRAYS, KERNELS, HeadRule, NormRule, RotaryRule, choose_operations
 from mlxrun.model.kernels import kernel_source
+from tests.helpers.kernel_files import expand_files
 
 
 def test_both_languages_define_the_same_names() -> None:
@@ -55,8 +56,9 @@ def test_nothing_is_left_to_spell(backend: str, monkeypatch: pytest.MonkeyPatch)
     for made, call in zip(recorder.made, recorder.calls, strict=True):
         kept = list[bool]()
         source = ""
-        macros = dict(re.findall(r"#define (\w+) (.*)", made["header"]))
-        for line in made["source"].splitlines():
+        header, text = expand_files(made["header"]), expand_files(made["source"])
+        macros = dict(re.findall(r"#define (\w+) (.*)", header))
+        for line in text.splitlines():
             if found := re.match(r"#if (\w+)", line):
                 kept.append(bool(int(macros.get(found[1], "0"))))
             elif line == "#else":
@@ -66,7 +68,7 @@ def test_nothing_is_left_to_spell(backend: str, monkeypatch: pytest.MonkeyPatch)
             elif all(kept) and not line.startswith("#define"):
                 source += line + "\n"
         constants = {name for name, _ in call["template"]}
-        known = set(re.findall(r"#define (\w+)", made["header"] + made["source"])) | constants
+        known = set(re.findall(r"#define (\w+)", header + text)) | constants
         assert set(re.findall(r"\b[A-Z][A-Z_0-9]{2,}\b", source)) <= known
         assert len(made["input_names"]) == len(call["inputs"])
         assert source.count("{") == source.count("}")

@@ -11,8 +11,8 @@ import pytest
 from mlxrun.model.hooks import even_products, skinny_gemm
 from mlxrun.model.hooks.even_products import (
     EVERY_ROW,
-    can_gate,
     forget_even_products,
+    has_epilogues,
     hook_even_products,
     is_plain_linear,
     list_even,
@@ -63,17 +63,17 @@ def test_layers_take_heads_and_gate_while_they_multiply_evenly(products: list[in
     model.set_dtype(mx.float16)
     linear, heads = model.linear, mx.random.normal((5, 4, 1, 8)).astype(mx.float16)
     expected = linear(heads.reshape(5, 1, 32))
-    assert not takes_heads(linear) and not can_gate(linear, mx.float16)
+    assert not takes_heads(linear) and not has_epilogues(linear, mx.float16)
     hook_even_products(model, mx.float16)
-    assert takes_heads(linear) and not can_gate(linear, mx.float16), "with a bias"
+    assert takes_heads(linear) and not has_epilogues(linear, mx.float16), "with a bias"
     for wide in (heads, heads.astype(mx.float32)):  # the library's, which takes no heads
         found = linear(wide)
         assert found.shape == (5, 1, 32) and mx.allclose(found, expected, atol=1e-2).item()
     assert products == [5]
     del linear["bias"]
-    assert can_gate(linear, mx.float16) and not can_gate(linear, mx.float32)
+    assert has_epilogues(linear, mx.float16) and not has_epilogues(linear, mx.float32)
     forget_even_products(model)
-    assert not can_gate(linear, mx.float16) and linear(heads).shape == (5, 1, 32) and products == [5]
+    assert not has_epilogues(linear, mx.float16) and linear(heads).shape == (5, 1, 32) and products == [5]
 
 
 @pytest.mark.parametrize(

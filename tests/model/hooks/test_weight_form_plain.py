@@ -184,7 +184,7 @@ def test_a_wrong_kernel_is_replaced_by_the_library(
     settle_plain_products(model, PLAIN_WEIGHTS, [], mx.float32)
     if wrong:
         monkeypatch.setattr(
-            skinny_gemm, "multiply_few_rows", lambda layer, x, gated: 1.05 * multiply_rows(layer, x)
+            skinny_gemm, "multiply_few_rows", lambda layer, x, *more: 1.05 * multiply_rows(layer, x)
         )
     (check,) = check_products(model)
     assert check.passed is not wrong and bool(list_even(model)) is not wrong
@@ -199,7 +199,7 @@ def test_a_model_passes_its_load_check(
     time_by(FASTER, monkeypatch)
     if wrong:
         monkeypatch.setattr(
-            skinny_gemm, "multiply_few_rows", lambda layer, x, gated: 1.05 * multiply_rows(layer, x)
+            skinny_gemm, "multiply_few_rows", lambda layer, x, *more: 1.05 * multiply_rows(layer, x)
         )
     report = probe_model(zoo.text("llama"))
     assert list_failed(report) == (["products of quantized weights"] if wrong else [])

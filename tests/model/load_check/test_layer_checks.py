@@ -133,8 +133,8 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
 ) -> None:
     """The twin: from so many rows on, products differ by a little. Then steps have one width, as before."""
 
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
-        rows = multiply_rows(layer, x, gated)
+    def multiply(layer: Any, x: mx.array, gated: bool, added: mx.array | None) -> mx.array:
+        rows = multiply_rows(layer, x, gated, added)
         return rows * (1 + 1e-6) if planted and x.shape[0] > planted else rows
 
     gpu.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
@@ -146,24 +146,24 @@ def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
     assert report.checks[-1].name == last
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_a_gate_that_is_made_with_the_product_is_compared(
-    zoo: Zoo, gpu: pytest.MonkeyPatch, planted: bool
-) -> None:
-    """The twin: up of the next output. Then layers are the library's."""
-    gates: list[int] = []
+@pytest.mark.parametrize("planted", ["", "gate", "sum"])
+def test_what_is_made_with_a_product_is_compared(zoo: Zoo, gpu: pytest.MonkeyPatch, planted: str) -> None:
+    """The twins: a gate or a sum of the next output. Then layers are the library's."""
+    made = {"gate": 0, "sum": 0}
 
-    def multiply(layer: Any, x: mx.array, gated: bool = False) -> mx.array:
-        gates.extend([x.shape[0]] * gated)
-        if gated and planted:
+    def multiply(layer: Any, x: mx.array, gated: bool, added: mx.array | None) -> mx.array:
+        kind = "gate" if gated else "sum" if added is not None else ""
+        if kind:
+            made[kind] += 1
+        if kind and kind == planted:
             layer = {"weight": mx.roll(layer["weight"], 1, axis=0)}
-        return multiply_rows(layer, x, gated)
+        return multiply_rows(layer, x, gated, added)
 
     use_operations(gpu, Sound())
     gpu.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
     gpu.setattr(skinny_gemm, "multiply_few_rows", multiply)
     report = probe_model(zoo.text("llama"), reproducible=True)
-    assert gates and report.methods.decode == ("compiled" if planted else "fused")
+    assert all(made.values()) and report.methods.decode == ("compiled" if planted else "fused")
     assert list_failed(report) == (["kernels of layers"] if planted else [])
 
 
