@@ -77,18 +77,38 @@ def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
         assert mx.array_equal(multiply_few_rows(layer, x), found).item()
 
 
-@pytest.mark.parametrize("rows", [5, 20])
-@pytest.mark.parametrize("form", ["4 bit", "plain"])
-def test_blocks_of_few_tiles_give_the_same_bits(
-    form: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They read the weights of several steps at once."""
+def compare_tiles(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether blocks of few and of many tiles give the same bits, without a gate and with one."""
     layer = make_layer(form, mx.bfloat16, 19)
     x = make_random((rows, 1, count_inputs(layer)), 2, mx.bfloat16)
     many = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
     monkeypatch.setattr(skinny_gemm, "BLOCKS", 128)
     few = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
-    assert all(mx.array_equal(*pair).item() for pair in zip(few, many, strict=True))
+    return [mx.array_equal(*pair).item() for pair in zip(few, many, strict=True)]
+
+
+@pytest.mark.parametrize("rows", [5, 20])
+@pytest.mark.parametrize("form", ["4 bit", "plain"])
+def test_blocks_of_few_tiles_give_the_same_bits(
+    form: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of plain weights read several steps at once."""
+    assert compare_tiles(form, rows, monkeypatch) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "old, new", [("ahead * WARPS, steps - 1", "ahead, steps - 1"), ("step >= steps", "step > steps")]
+)
+def test_a_planted_mistake_of_several_steps_is_found(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of other steps; a step more than there are."""
+    assert old in kernel_source.SKINNY_GEMM
+    monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
+    try:
+        assert False in compare_tiles("plain", 5, monkeypatch)
+    except EmulatorError:
+        return
 
 
 @pytest.mark.parametrize("form", ["4 bit", "8 bit", "plain"])
@@ -204,7 +224,6 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
 
 
 MISTAKES = {
-    "the weights of another step": ("ahead * WARPS, steps - 1", "ahead, steps - 1"),
     "the last inputs are left out": ("step >= steps", "step >= steps - 1"),
     "other inputs of the rows": ("start + eight * 8);", "start + (eight ^ 1) * 8);"),
     "the scale of the next output": ("repeat<T>(scales[at / GROUP])", "repeat<T>(scales[at / GROUP + 1])"),

@@ -18,7 +18,9 @@ from mlxrun.model.machine.device import get_backend
 # read the rows less often, and need more registers. Measured on an H200, as what follows.
 KERNELS = {8: 2, 16: 2, 32: 4, 64: 2}
 BLOCKS = 128  # of a product at least, or else they have fewer tiles: a GPU has some 130 processors
-READ_TILES = 4  # whose weights a thread reads before it multiplies: with fewer tiles, of several steps
+# Tiles whose plain weights a thread reads before it multiplies: with fewer tiles, those of several steps. Of a
+# quantized one it reads four times as many numbers at once, and more of them gained nothing.
+READ_TILES = 4
 MOST_ROWS = max(KERNELS)
 BITS, GROUPS = (4, 8), (32, 64, 128)
 WARPS = 8  # of a block; another number would sum in another order
@@ -66,7 +68,7 @@ def multiply_few_rows(
     bits = layer.bits if quantized else 16
     numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
     numbers |= {"GROUP": layer.group_size if quantized else 0, "SPARE": blocks * own - outputs}
-    numbers |= {"AHEAD": READ_TILES // tiles}
+    numbers |= {"AHEAD": 1 if quantized else READ_TILES // tiles}
     names = ("weight", "scales", "biases") if quantized else ("weight",)
     y: mx.array = compile_kernel(get_backend(), names, gated, added is not None)(
         inputs=[x, *(layer[name] for name in names), *([] if added is None else [added])],
