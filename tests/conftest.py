@@ -101,6 +101,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--night", type=int, default=0, help="other random numbers for the storms of robustness")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: one more than there are cores, since many tests wait for processes that they start."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("sweep_slice"):
         number, total = config.stash[_SLICE]

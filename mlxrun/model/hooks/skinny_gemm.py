@@ -18,8 +18,8 @@ from mlxrun.model.machine.device import get_backend
 # read the rows less often, and need more registers. Measured on an H200, as what follows.
 KERNELS = {8: 2, 16: 2, 32: 4, 64: 2}
 BLOCKS = 128  # of a product at least, or else they have fewer tiles: a GPU has some 130 processors
-# Tiles whose plain weights a thread reads before it multiplies: with fewer tiles, those of several steps. Of a
-# quantized one it reads four times as many numbers at once, and more of them gained nothing.
+# Tiles whose plain weights a thread reads before it multiplies: with fewer tiles, those of several steps. Of
+# quantized weights it reads more numbers at once, and several steps gained nothing.
 READ_TILES = 4
 MOST_ROWS = max(KERNELS)
 BITS, GROUPS = (4, 8), (32, 64, 128)
