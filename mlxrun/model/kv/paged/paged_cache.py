@@ -15,6 +15,9 @@ from mlxrun.model.kv.paged.attention_kernel import PagedRows, split_pages
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
 
 FEWEST = 4
+# Numbers of the keys that are written together with the values where one array has both. It is one launch
+# instead of two. More of them would need memory for a copy of a long row in each layer.
+MOST_TOGETHER = 1 << 18
 MOST_STEPS = 256  # after which the numbers are made anew, should nobody have asked for the last ones
 # attention_kernel.attend_pages, or attend_gathered
 Attend = Callable[[mx.array, mx.array, mx.array | None, PagedRows, LogitRule], mx.array]
@@ -159,11 +162,13 @@ class PagePool:
         self.arrays = (joined,)
 
     def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        if len(self.arrays) == 1:
+        count, is_joined = len(keys), len(self.arrays) == 1
+        if is_joined and keys.size <= MOST_TOGETHER:
             self.append_joined(mx.concatenate([keys, values]), slots)
             return
-        for array, written in zip(self.arrays, (keys, values), strict=True):
-            array[slots[: len(written)]] = written
+        first, last = self.arrays[0], self.arrays[-1]  # the same if they are joined
+        first[slots[:count]] = keys
+        last[slots[count:] if is_joined else slots[:count]] = values
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
         """A lazy copy of the tokens in these slots."""

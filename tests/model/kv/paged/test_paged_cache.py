@@ -1,4 +1,5 @@
-"""Numbers of a step: computed from those of the last one, or made anew, they are what was asked for."""
+"""Pools of pages, and numbers of a step: computed from those of the last one, or made anew, they are what was
+asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.kv.paged import paged_cache
-from mlxrun.model.kv.paged.paged_cache import FEWEST, StepNumbers
+from mlxrun.model.kv.paged.paged_cache import FEWEST, PagePool, StepNumbers
+from mlxrun.model.kv.ragged.row_group import RowKeysValues
 
 
 def _read(array: mx.array) -> list[int]:
@@ -57,3 +59,31 @@ def test_numbers_that_nobody_asks_for_make_no_endless_graph() -> None:
         assert depth <= paged_cache.MOST_STEPS
         last = new
     assert _read(last)[0] == 1999
+
+
+def write_row(tokens: int) -> tuple[float, bool]:
+    """The memory that writing a row into a pool takes meanwhile, in units of its keys, and whether the pool
+    has the row then."""
+    keys, values = (mx.random.normal((1, 8, tokens, 64), key=mx.random.key(seed)) for seed in (1, 2))
+    pool, row = PagePool(), RowKeysValues(keys, values, tokens)
+    pool.resize(16, row)
+    own = mx.arange(tokens) * 3 % pool.num_slots  # in no order
+    slots = mx.concatenate([own, own + pool.num_slots])
+    mx.eval(pool.arrays, keys, values, slots)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    pool.write_rows([row], slots)
+    mx.eval(pool.arrays)
+    taken, found = (mx.get_peak_memory() - before) / keys.nbytes, pool.read_row(own)
+    return taken, bool(mx.array_equal(found.keys, keys) and mx.array_equal(found.values, values))
+
+
+def test_a_long_row_is_written_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: keys and values together, as those of short rows, whose copy is small."""
+    taken, written = write_row(4096)
+    assert written and taken < 0.5
+    assert write_row(100)[1]
+    monkeypatch.setattr(paged_cache, "MOST_TOGETHER", 1 << 30)
+    taken, written = write_row(4096)
+    assert written and taken > 1.9
