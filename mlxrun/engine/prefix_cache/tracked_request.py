@@ -105,8 +105,9 @@ class TrackedRequest:
     def can_use(self, owner: TrackedRequest, stop: int) -> bool:
         """Whether the request may wait for a running one to compute its first `stop` tokens. From the first
         wanted logprob on, it needs logprobs too, and entries store only the likeliest token. It does not wait
-        for a background request, which may get no share of the next steps."""
-        if owner.request.background and not self.request.background:
+        for a less urgent request, which may get no share of the next steps."""
+        urgency, others = ((r.background, r.priority) for r in (self.request, owner.request))
+        if urgency < others:
             return False
         wanted = self.request.params.prompt_logprobs
         has_logprobs = wanted is None or (wanted <= 1 and owner.book is not None)

@@ -273,10 +273,14 @@ class Scheduler:
         appended when it arrives. The request then continues from the final snapshot of the row, unless all of
         its output is generated again."""
         self.num_preemptions += 1
-        self._rows_to_free.append(state.id)
-        self._take_final_snapshots(state, state.output)
-        self.drafts.forget(state)
+        self._free_row(state, state.output)
         state.reset()
+
+    def _free_row(self, state: RequestState, output: Sequence[int]) -> None:
+        self._rows_to_free.append(state.id)
+        self._take_final_snapshots(state, output)
+        self.drafts.forget(state)
+        self.token_budget.record_leaving(state)
 
     def _take_final_snapshots(self, state: RequestState, output: Sequence[int]) -> None:
         self._final_snapshots += self.prefix_cache.plan_final_snapshots(state.id, output, state.kv_length)
@@ -322,7 +326,5 @@ class Scheduler:
     def _remove(self, state: RequestState, output: Sequence[int]) -> None:
         del self._requests[state.id]
         if state.running:
-            self._rows_to_free.append(state.id)
-            self._take_final_snapshots(state, output)
-            self.drafts.forget(state)
+            self._free_row(state, output)
         self.prefix_cache.forget(state.id)

@@ -84,6 +84,12 @@ class TokenBudget:
         tokens = self._compute_min_prefill(running)
         return self.fits_memory(lengths, tokens, decoding=decoding, besides=states)
 
+    def record_leaving(self, state: RequestState) -> None:
+        """Note that a row leaves before the next step says what the others share. It shared at most its own
+        tokens."""
+        if state.joined:
+            self.shared_tokens = max(self.shared_tokens - state.projected_length, 0)
+
     def fits_memory(
         self,
         lengths: Sequence[int],

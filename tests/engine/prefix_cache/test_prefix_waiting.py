@@ -135,6 +135,15 @@ def test_waiting_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(searched) == 1
 
 
+@pytest.mark.parametrize(("priority", "waits"), [(4, False), (5, True), (6, True)])
+def test_an_urgent_request_waits_for_no_less_urgent_one(priority: int, waits: bool) -> None:
+    """Its owner may get no steps while others come that are more urgent than it."""
+    cache = make_cache()
+    Row(cache, make_request("owner", [*LONG, 1], priority=5)).begin()
+    Row(cache, make_request("waiting", [*LONG, 2], priority=priority))
+    assert cache.should_wait_for_prefix("waiting") is waits
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_live_request_waits_for_none_in_the_background(background: bool) -> None:
     """That one gets what other requests leave of a step, which may be nothing for long."""

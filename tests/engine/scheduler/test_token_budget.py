@@ -3,6 +3,8 @@ budget of prompt tokens beside decoding rows."""
 
 from __future__ import annotations
 
+import pytest
+
 from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.core.step_plan import PrefillChunk, SampledToken, StepCosts, StepPlan, StepResult
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
@@ -161,6 +163,27 @@ def test_what_decoding_rows_share_counts_once() -> None:
     assert not budget.fits_memory([300, 300, 300], 0), "rows that do not decode yet have copies"
     assert budget.fits_memory([], 0, decoding=[500])
     assert not budget.fits_memory([], 0, decoding=[501])
+
+
+@pytest.mark.parametrize("ends", ["abort", "preemption"])
+def test_a_row_that_leaves_takes_along_what_it_shared(ends: str) -> None:
+    """Else the others would count too little until the runner says what they share."""
+    scheduler = Scheduler(make_settings(max_running=8), RequestLimits(10_000, MEMORY))
+    for rid in "ab":
+        scheduler.add(make_request(rid, 20, 50))
+    while not all(state.joined for state in scheduler.requests):
+        step(scheduler)
+    budget, (last, leaving) = scheduler.token_budget, scheduler.requests
+    budget.shared_tokens, length = 50, leaving.projected_length
+    if ends == "abort":
+        scheduler.abort("b")
+    else:
+        scheduler.preempt(leaving)
+    assert 20 < length < 50 and budget.shared_tokens == 50 - length
+    scheduler.abort("a")
+    assert budget.shared_tokens == 50 - length - last.projected_length > 0
+    budget.record_leaving(last)
+    assert budget.shared_tokens == 0
 
 
 def test_slow_steps_do_not_shrink_chunks_below_what_a_launch_takes() -> None:
