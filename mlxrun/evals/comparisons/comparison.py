@@ -165,15 +165,16 @@ def _check_clusters(lines: Sequence[PairedLine], rules: PairingRules) -> None:
 
 def _leave_out_lost(lines: Sequence[PairedLine], cell: CellPair) -> tuple[list[PairedLine], int]:
     """The lines to compare, and the number of those left out: where scores have a unit, a line that failed or
-    could not be scored has none. JobError if the scores have several units."""
-    scored = [line for line in lines if not line.lost]
-    measures = {line.measure for line in scored} or {None}
+    could not be scored has none. JobError if the scores have several units, or if all lines are left out."""
+    # The unit of a line is known if any of its runs has a score; so a run without scores does not hide it.
+    measures = {line.measure for line in lines if line.measure is not None or not line.lost} or {None}
     if len(measures) > 1:
         units = ", ".join(sorted((each or SHARE).points or "a number" for each in measures))
         raise JobError(f"{cell.runs[0][0].paths.out}: its scores have several units ({units})")
-    kept = list(lines) if measures == {None} else scored
+    kept = list(lines) if measures == {None} else [line for line in lines if not line.lost]
     if not kept:
-        raise JobError(f"{cell.runs[0][0].paths.out}: no line has a score on both sides")
+        outputs = " and ".join(str(run.paths.out) for run in cell.runs[0])
+        raise JobError(f"{cell.name or outputs}: no line has a score in every run")
     return kept, len(lines) - len(kept)
 
 

@@ -15,6 +15,7 @@ from mlxrun.evals.comparisons.comparison import Comparison, compare_paths
 from mlxrun.evals.comparisons.comparison_conditions import parse_condition
 from mlxrun.evals.comparisons.comparison_table import print_comparison
 from mlxrun.evals.comparisons.pairing import PairingRules
+from mlxrun.evals.comparisons.ranking import open_sides, rank_sides
 from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
@@ -96,6 +97,27 @@ async def test_a_line_that_failed_has_no_score_in_a_unit(
     [found] = compare_paths(first, second, rules=PairingRules(common=True)).comparisons
     assert (found.lost, found.total.result.lines, found.total.result.difference) == (1, 11, 0)
     assert "1 line failed or could not be scored in a run, and not compared" in show(found, capsys)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_run_without_any_score_in_a_unit_is_not_compared(
+    measure: Callable[..., Any], is_first: bool
+) -> None:
+    """With 0 bits per byte it would be better than any."""
+    good = await measure("a", lambda size: 2.0)
+    failed = await measure("b", lambda size: 2.0, [line | {"max_tokens": 9} for line in LINES])
+    with pytest.raises(JobError, match=r"job.out.jsonl and .*: no line has a score in every run"):
+        compare_paths(*((failed, good) if is_first else (good, failed)))
+    with pytest.raises(JobError, match="no line has a score in every run"):
+        rank_sides(open_sides([good.parent, failed.parent]))
+
+
+async def test_a_unit_is_known_though_all_lines_with_it_failed_on_a_side(measure: Callable[..., Any]) -> None:
+    plain = {"id": "p", "prompt": "Hello", "max_tokens": 4, "eval": {"expected": "x", "match": "contains"}}
+    first = await measure("a", lambda size: 2.0, [*LINES, plain])
+    second = await measure("b", lambda size: 2.0, [*(line | {"max_tokens": 9} for line in LINES), plain])
+    with pytest.raises(JobError, match=r"its scores have several units \(bits/byte, points\)"):
+        compare_paths(first, second)
 
 
 async def test_one_text_has_an_interval_without_bounds(measure: Callable[..., Any]) -> None:
