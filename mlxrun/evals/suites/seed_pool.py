@@ -20,8 +20,10 @@ from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import read_manifest
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.line_keys import dump_canonical
+from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.scoring.matching import votes_by_score
+from mlxrun.jobs.scoring.measure import ScoreMeasure
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 from mlxrun.jobs.scoring.verdict import MAJORITY, Verdict, compute_metric
 
@@ -31,12 +33,13 @@ Record = dict[str, Any]
 
 @dataclass(slots=True)
 class SeedPool:
-    """The answers of several runs of the same lines. `means`: the score of each run; `answers`: the verdicts
-    on the answers to each question that has one answer in a run, and whether its majority votes on right or
-    wrong."""
+    """The answers of several runs of the same lines. `means`: the score of each run; `measures`: that of each
+    run, by its name; `answers`: the verdicts on the answers to each question that has one answer in a run,
+    and whether its majority votes on right or wrong."""
 
     group: ScoreGroup = field(default_factory=ScoreGroup)
     means: list[float] = field(default_factory=list)
+    measures: dict[str, ScoreMeasure] = field(default_factory=dict)
     answers: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     by_score: dict[str, bool] = field(default_factory=dict)
 
@@ -50,6 +53,7 @@ class SeedPool:
         if own.value is None:
             raise JobError(f"{run.name}: its lines have no score in one unit")
         self.means.append(own.value)
+        self.measures[run.name] = own.measure
 
     def _add_line(self, line: RunLine) -> None:
         score, cluster = float(line.score or 0), line.eval.get("cluster")
@@ -62,7 +66,11 @@ class SeedPool:
 
     def describe(self) -> Record:
         """Describe the pool as suite.json has it. `scores`: pass@n, pass^n and the majority of n seeds, if
-        every question has one answer of each."""
+        every question has one answer of each. JobError if a run has no score in the unit of the others."""
+        for name, measure in self.measures.items():
+            # The share of a run without scores is 0, which in a unit would be a score as any other.
+            if measure != self.group.measure:
+                raise JobError(f"{name}: its lines have no score in the unit of the other seeds")
         count, interval = len(self.means), self.group.interval
         if self.group.measure.is_share:
             interval = self.group.scores.compute_pooled_interval()
@@ -87,13 +95,13 @@ class SeedPool:
 
 def pool_seeds(folder: Path, records: Sequence[Mapping[str, Any]], known: Sequence[Record]) -> list[Record]:
     """Pool the finished cells of a suite that differ only in their seeds. `records`: of its cells; `known`:
-    earlier pools, which are kept as long as their outputs stay the same. A pool with a record that was edited
-    is left out."""
+    earlier pools, which are kept as long as their records stay the same, also those of failed lines. A pool
+    with a record that was edited is left out."""
     groups: dict[bytes, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         varied = {key: value for key, value in record["settings"].items() if key != "seed"}
         groups[dump_canonical([record["model"], record["task"], varied])].append(record)
-    earlier = {dump_canonical(pool["outputs"]): pool for pool in known}
+    earlier = {_compute_key(pool): pool for pool in known}
     found = []
     for cells in groups.values():
         if len(cells) > 1 and all(each["state"] == "done" and each["scores"] for each in cells):
@@ -105,13 +113,22 @@ def pool_seeds(folder: Path, records: Sequence[Mapping[str, Any]], known: Sequen
 
 
 def _pool_cells(folder: Path, cells: Sequence[Mapping[str, Any]], earlier: Mapping[bytes, Record]) -> Record:
-    outputs = [JobPaths(folder / each["job"]).out for each in cells]
-    digests = [read_manifest(out)["output"]["sha256"] for out in outputs]
-    head = {"cells": [each["name"] for each in cells], "outputs": digests}
-    known = earlier.get(dump_canonical(digests))
+    paths = [JobPaths(folder / each["job"]) for each in cells]
+    head = {
+        "cells": [each["name"] for each in cells],
+        "outputs": [read_manifest(each.out)["output"]["sha256"] for each in paths],
+        "errors": [hash_file(each.errors) for each in paths],
+    }
+    known = earlier.get(_compute_key(head))
     if known is not None:
         return {**known, **head}
     pool = SeedPool()
-    for out in outputs:
-        pool.add_run(RunFolder.open(out))
+    for each in paths:
+        pool.add_run(RunFolder.open(each.out))
     return {**pool.describe(), **head}
+
+
+def _compute_key(pool: Mapping[str, Any]) -> bytes:
+    """A key that is equal for pools of the same cells and records. `errors` is missing in pools of versions
+    that did not note them, which are computed again."""
+    return dump_canonical([pool["cells"], pool["outputs"], pool.get("errors")])

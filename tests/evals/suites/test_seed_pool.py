@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.evals.suites.seed_pool import SeedPool, pool_seeds
 from mlxrun.evals.suites.suite_manifest import format_pool, update_cell_scores
+from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.intervals import ScoreMean
+from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
+from mlxrun.jobs.scoring.verdict import Verdict
 from tests.helpers.batch_fakes import read
 from tests.helpers.eval_runs import run_lines, sampled_chats
 from tests.helpers.suite_bench import SuiteBench
-from tests.helpers.suite_files import write_suite
+from tests.helpers.suite_files import CAPITALS, CITIES, write_suite
 
 # Answers end in two letters of x, y and z, by seed, of which the pattern takes the first that is an x or a y.
 SAMPLED = """
@@ -114,6 +118,38 @@ async def test_pools_are_of_finished_cells_and_kept_while_outputs_stay(tmp_path:
     assert bench.read()["pools"][0]["outputs"][0] == "other"
 
 
+async def test_a_pool_is_computed_again_when_only_failed_lines_change(tmp_path: Path) -> None:
+    long = "word " * 5000  # more than the context
+    path = write_suite(tmp_path, CAPITALS + "    seeds: [1, 2]\n", cities_csv=CITIES + f"{long},Rome,EU,4\n")
+    bench = SuiteBench(path)
+    assert await bench.run() == 1
+    (before,) = bench.read()["pools"]
+    write_suite(tmp_path, CAPITALS + "    seeds: [1, 2]\n")  # without the line that failed
+    assert await bench.run() == 0
+    (after,) = bench.read()["pools"]
+    assert (before["outputs"], before["answers"], after["answers"]) == (after["outputs"], 8, 6)
+
+
+async def test_pools_of_which_all_lines_failed_are_told_apart(tmp_path: Path) -> None:
+    """None of them has an output."""
+    long = "word " * 5000
+    text = """
+        models: {tiny: }
+        tasks:
+          one: {rows: [{q: LONG, a: x}], prompt: "{{ q }}", expected: a}
+          two: {rows: [{q: LONG, a: x}, {q: LONGER, a: y}], prompt: "{{ q }}", expected: a}
+        seeds: [1, 2]
+    """
+    bench = SuiteBench(write_suite(tmp_path, text.replace("LONG", long)))
+    for _ in range(2):
+        assert await bench.run() == 1
+        pools = bench.read()["pools"]
+        assert [(pool["outputs"], pool["answers"]) for pool in pools] == [
+            ([None, None], 2),
+            ([None, None], 4),
+        ]
+
+
 async def test_a_pool_with_an_edited_record_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,3 +178,22 @@ def test_scores_with_a_unit_are_pooled_by_question() -> None:
     assert found["interval"] == pytest.approx([wanted.low, wanted.high])
     low, high = wanted
     assert format_pool(found) == f"2.500 s [{low:.3f}, {high:.3f}] (seeds ± 0.707)"
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+async def test_a_seed_without_a_score_in_the_unit_has_no_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: int
+) -> None:
+    """As 0 it would be the best of all seeds."""
+    sums, pool = {"bits": 16.0, "tokens": 1.0, "words": 1.0, "bytes": 8.0}, SeedPool()
+    verdict = Verdict(2.0, sums=sums, measure=BITS_PER_BYTE)
+    monkeypatch.setattr(line_scores, "score_perplexity", lambda response, text: verdict)
+    for seed in range(3):
+        fields = {"prompt_windows": {}, "echo": True, "logprobs": 0, "max_tokens": 9 if seed == failed else 0}
+        lines = [
+            {"id": f"t{at}", "prompt": f"Text {at}", **fields, "eval": {"match": "perplexity"}}
+            for at in range(4)
+        ]
+        pool.add_run(RunFolder.open(await run_lines(tmp_path / str(seed), lines, seed), f"seed-{seed}"))
+    with pytest.raises(JobError, match=f"seed-{failed}: its lines have no score in the unit"):
+        pool.describe()
