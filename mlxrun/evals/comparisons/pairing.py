@@ -68,9 +68,10 @@ def _describe_unpaired(alone: Sequence[Sequence[str]]) -> str:
 
 
 def remove_seed(name: str) -> str:
-    """Remove the seed from a cell's name: `m/t/seed-1,temperature-0.5` becomes `m/t/temperature-0.5`."""
+    """Remove the seed from a cell's name: `m/t/seed-1,temperature-0.5` becomes `m/t/temperature-0.5`. A
+    second one is a value of `vary`, such as of `few_shot.seed`, and stays."""
     folder, slash, variant = name.rpartition("/")
-    rest = ",".join(part for part in variant.split(",") if not part.startswith("seed-"))
+    rest = re.sub(r"(^|,)seed-[^,]*", "", variant, count=1).removeprefix(",")
     return f"{folder}{slash}{rest}" if rest else folder
 
 

@@ -30,6 +30,9 @@ def match(first: list[str], second: list[str], *, common: bool = False) -> dict[
         ("t/temperature-0.5", "t/temperature-0.5"),
         ("seed-1", ""),
         ("seed-1/t", "seed-1/t"),
+        ("m/t/top_p-1,seed-2,few", "m/t/top_p-1,few"),
+        ("m/t/seed-1,seed-3", "m/t/seed-3"),
+        ("m/t/seed-1,temperature-0,seed-3", "m/t/temperature-0,seed-3"),
     ],
 )
 def test_the_seed_is_no_part_of_a_cell(name: str, wanted: str) -> None:
@@ -45,6 +48,15 @@ def test_cells_of_one_name_belong_together() -> None:
     assert match(names, names[::-1]) == {
         "m/add": [(name, name) for name in names[:2]],
         "m/sub": [(name, name) for name in names[2:]],
+    }
+
+
+def test_seeds_of_examples_are_no_epochs() -> None:
+    """`vary: {few_shot.seed: [3, 4]}` changes the prompts."""
+    names = [f"m/t/seed-{seed},seed-{examples}" for seed in (1, 2) for examples in (3, 4)]
+    assert match(names, names) == {
+        "m/t/seed-3": [(name, name) for name in names[::2]],
+        "m/t/seed-4": [(name, name) for name in names[1::2]],
     }
 
 
