@@ -211,9 +211,7 @@ class _LineReader:
         with open_job(job) as file:
             for raw in read_lines(file):
                 line, place = self._find_place(raw, keys)
-                is_named = line.custom_id is not None and hash(line.custom_id) not in seen
-                seen.add(hash(line.custom_id))
-                custom_id = str(line.custom_id) if is_named else f"line {raw.number}"
+                custom_id = _choose_name(line, seen)
                 if place is not None:
                     yield custom_id, raw.number, line, place
                 else:
@@ -286,6 +284,18 @@ def open_runs(path: Path) -> list[RunFolder]:
     names = [out.relative_to(folder) for out in outputs]
     names = [name.parent if name.name == "job.out.jsonl" and len(name.parts) > 1 else name for name in names]
     return [RunFolder.open(out, str(name)) for out, name in zip(outputs, names, strict=True)]
+
+
+def _choose_name(line: JobLine | BadLine, seen: set[int]) -> str:
+    """The id of a line, or its number if it has none or that of a line before. `seen`: hashes of the names
+    before, to which this one is added."""
+    name = line.custom_id
+    if name is None or hash(name) in seen:
+        name = f"line {line.number}"
+    while hash(name) in seen:  # an id may be such a text
+        name += " of the job"
+    seen.add(hash(name))
+    return name
 
 
 def _names_images(line: JobLine | BadLine) -> bool:

@@ -24,8 +24,9 @@ _INPUTS = (*PROMPT_FIELDS, "model", "user")
 
 @dataclass(frozen=True)
 class RunLine:
-    """A finished line of a run. `id`: its custom_id, or `line 7` for a line without its own; `number`: its
-    number in the job file, None if that has changed; `line`: the job's line, None if it has changed."""
+    """A finished line of a run. `id`: its custom_id, or `line 7` for a line without its own, and no two lines
+    have the same; `number`: its number in the job file, None if that has changed; `line`: the job's line,
+    None if it has changed."""
 
     id: str
     number: int | None

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.jobs.records.output_records import BatchStamp
 from mlxrun.jobs.scoring.eval_spec import EvalReader
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 from tests.helpers.batch_fakes import MIXED, Bench, chat, chats, edit_line, finish_job, write_job
+from tests.helpers.eval_runs import run_lines
 
 
 class Always:
@@ -62,6 +64,17 @@ async def test_lines_without_an_id_of_their_own_are_named_by_number(tmp_path: Pa
         "url",
     ]
     assert run.check() == []
+
+
+@pytest.mark.parametrize("ids", [["line 2", None], [None, "line 1"], ["line 2", "line 2"]])
+async def test_an_id_may_look_like_the_name_of_a_line(tmp_path: Path, ids: list[str | None]) -> None:
+    """Two equal jobs are runs of the same lines, whatever their ids are."""
+    lines = [chat("x", "hi", {"expected": "hi"}) | {"custom_id": each} for each in ids]
+    jobs = [await run_lines(tmp_path / name, lines) for name in "ab"]
+    names = [line.id for line in RunFolder.open(jobs[0]).read_lines()]
+    assert len(set(names)) == 2
+    (found,) = compare_paths(*jobs).comparisons
+    assert found.total.result.lines == 2
 
 
 async def test_equal_lines_have_a_record_each(tmp_path: Path) -> None:
