@@ -104,14 +104,15 @@ class PairingRules:
         raise JobError(f"line {line.id!r}: has no score {self.metric!r} (its `scores`: {known})")
 
     def find_cluster(self, line: RunLine) -> str | None:
-        """Find the cluster of a line. None if the line is a cluster of its own."""
+        """Find the cluster of a line. None if the line is a cluster of its own, also where a pattern matches
+        only the empty text, which it would in every id."""
         if self.cluster is None:
             found = line.eval.get("cluster")
             return None if found is None else str(found)
         if isinstance(self.cluster, str):
             return line.group
         match = self.cluster.search(line.id)
-        return match and match[min(1, self.cluster.groups)]
+        return (match and match[min(1, self.cluster.groups)]) or None
 
 
 class LineFacts(NamedTuple):

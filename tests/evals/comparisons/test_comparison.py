@@ -122,13 +122,13 @@ async def test_runs_without_scores_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_pattern_of_clusters_has_to_match(tmp_path: Path) -> None:
-    """One that matches no id would change nothing; lines that it does not match are counted."""
+    """One that matches no id, or only the empty text, would change nothing; lines that it does not match are
+    counted."""
     job = await run_lines(tmp_path, sampled_chats(12))
-    rules = PairingRules(cluster=re.compile("(.+)-epoch"))
-    with pytest.raises(
-        JobError, match=r"--cluster '\(\.\+\)-epoch': matches none of the 12 ids, such as 'q0'"
-    ):
-        compare_paths(job, job, rules=rules)
+    for pattern in ("(.+)-epoch", "z*"):
+        rules, shown = PairingRules(cluster=re.compile(pattern)), re.escape(repr(pattern))
+        with pytest.raises(JobError, match=rf"--cluster {shown}: matches none of the 12 ids, such as 'q0'"):
+            compare_paths(job, job, rules=rules)
     (found,) = compare_paths(job, job, rules=PairingRules(cluster=re.compile("q(1)"))).comparisons
     assert found.unclustered == found.describe()["unclustered"] == 9
     assert compare_paths(job, job).comparisons[0].unclustered == 0

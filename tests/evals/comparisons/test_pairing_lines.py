@@ -140,6 +140,8 @@ async def test_clusters_come_from_ids_groups_or_records(tmp_path: Path) -> None:
     assert list_clusters("group") == ["g0", "g1", "g2", "g0", "g1", "g2"]
     assert list_clusters(re.compile(r"(.+)-e\d")) == ["q0", "q0", "q1", "q1", "q2", "q2"]
     assert list_clusters(re.compile(r"q[01]")) == ["q0", "q0", "q1", "q1", None, None]
+    assert list_clusters(re.compile(r"z*")) == [None] * 6
+    assert list_clusters(re.compile(r"q(0?)")) == ["0", "0", None, None, None, None]
 
 
 async def test_a_job_of_many_lines_keeps_no_texts(tmp_path: Path) -> None:
