@@ -155,10 +155,14 @@ def build_row(run: RunFolder) -> HistoryRow:
 
 
 def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
-    """Add the rows of runs to a history file, and return all. A run that is there already is not added."""
+    """Add the rows of runs to a history file, and return all. A run that is there already is not added.
+    JobError if the others are of different jobs with one name, which would be one series."""
     known = read_history(path)
     seen = {(row.cell, row.time, row.output) for row in known}
-    rows = [row for row in map(build_row, runs) if (row.cell, row.time, row.output) not in seen]
+    built = [(run, build_row(run)) for run in runs]
+    new = [(run, row) for run, row in built if (row.cell, row.time, row.output) not in seen]
+    _check_jobs(path, new)
+    rows = [row for _, row in new]
     for row in rows:
         before = next((each for each in reversed(known) if each.cell == row.cell), None)
         if before is not None and before.measure != row.measure:
@@ -168,6 +172,18 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
         is_cut = file.tell() and file.seek(-1, os.SEEK_END) and file.read() != b"\n"  # by an editor
         file.write((b"\n" if is_cut else b"") + text.encode())
     return [*known, *rows]
+
+
+def _check_jobs(path: Path, new: Sequence[tuple[RunFolder, HistoryRow]]) -> None:
+    """JobError if runs with one name are of different jobs."""
+    known: dict[str, RunFolder] = {}
+    for run, row in new:
+        other = known.setdefault(row.cell, run)
+        if other.manifest["input"]["sha256"] != run.manifest["input"]["sha256"]:
+            raise JobError(
+                f"{path}: {other.paths.out} and {run.paths.out} are runs of different jobs, which would be "
+                f"one series, {row.cell}; note each in a history of its own"
+            )
 
 
 def find_trends(rows: Sequence[HistoryRow]) -> list[CellTrend]:

@@ -132,6 +132,17 @@ async def test_runs_are_noted_once(tmp_path: Path) -> None:
     assert rows[0].output == runs[0].manifest["output"]["sha256"]
 
 
+async def test_different_jobs_of_one_name_are_no_series(tmp_path: Path) -> None:
+    """Nothing is added of them. A job that was edited since the rows that are there goes on."""
+    path = tmp_path / "nightly.jsonl"
+    runs = [RunFolder.open(await run_lines(tmp_path / str(count), chats(count))) for count in (2, 3)]
+    with pytest.raises(JobError, match=r"2/job.out.jsonl and .*3/job.out.jsonl are runs of different jobs"):
+        add_runs(path, runs)
+    assert not path.exists()
+    assert len(add_runs(path, runs[:1])) == 1
+    assert len(add_runs(path, runs)) == 2
+
+
 async def test_what_is_no_figure_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "nightly.jsonl"
     unscored = RunFolder.open(await run_lines(tmp_path / "a", [{"id": "a", "prompt": "x", "max_tokens": 2}]))
