@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 ELO = 400 / math.log(10)  # points of a strength of 1
+_TIE = "tie"  # in place of a winner
 _KEYS = ("first", "second", "winner", "id")
 
 
@@ -77,10 +78,13 @@ def _parse_pair(path: Path, number: int, text: str) -> JudgedPair:
     first, second, winner = row["first"], row["second"], row["winner"]
     if not all(isinstance(each, str) and each for each in (first, second, winner)) or first == second:
         raise JobError(f"{path}:{number}: first, second and winner must be texts, and two models")
-    if winner not in (first, second, "tie"):
-        raise JobError(f"{path}:{number}: winner is {winner!r}, and must be {first!r}, {second!r} or 'tie'")
+    if _TIE in (first, second):
+        raise JobError(f"{path}:{number}: a model cannot be called {_TIE!r}, which as a winner is none")
+    if winner not in (first, second, _TIE):
+        wanted = f"{first!r}, {second!r} or {_TIE!r}"
+        raise JobError(f"{path}:{number}: winner is {winner!r}, and must be {wanted}")
     question = ("line", number) if row.get("id") is None else ("id", str(row["id"]))
-    return JudgedPair(first, second, 0.5 if winner == "tie" else float(winner == first), question)
+    return JudgedPair(first, second, 0.5 if winner == _TIE else float(winner == first), question)
 
 
 def fit_strengths(pairs: Sequence[JudgedPair]) -> list[Strength]:

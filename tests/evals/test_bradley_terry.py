@@ -120,6 +120,8 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
         ({"first": "a", "second": "b", "winner": "a", "judge": "x"}, "a pair has first, second and winner"),
         ({"first": "a", "second": "a", "winner": "a"}, "two models"),
         ({"first": "a", "second": "b", "winner": "c"}, "winner is 'c', and must be 'a', 'b' or 'tie'"),
+        ({"first": "tie", "second": "b", "winner": "b"}, "a model cannot be called 'tie'"),
+        ({"first": "a", "second": "tie", "winner": "tie"}, "a model cannot be called 'tie'"),
     ],
 )
 def test_wrong_pairs_are_named(tmp_path: Path, row: object, says: str) -> None:
