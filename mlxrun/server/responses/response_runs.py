@@ -137,12 +137,14 @@ class Responses:
     @contextmanager
     def lock_conversation(self, owner: str, name: str | None) -> Iterator[None]:
         """Lock a conversation within the block; None locks nothing. RequestError if it is locked already."""
-        held = (owner, name or "")
+        if name is None:
+            yield
+            return
+        held = (owner, name)
         if held in self._locked:
             text = "conversation: another request is changing it; try again in a few seconds"
             raise RequestError(text, param="conversation", code="conversation_locked")
-        if name is not None:
-            self._locked.add(held)
+        self._locked.add(held)
         try:
             yield
         finally:

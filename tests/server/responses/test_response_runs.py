@@ -110,6 +110,12 @@ def test_a_conversation_is_held_by_one_at_a_time() -> None:
         pass
 
 
+def test_a_conversation_with_an_empty_name_locks_no_other_request() -> None:
+    responses = make_responses()
+    with responses.lock_conversation("ann", ""), responses.lock_conversation("ann", None):
+        pass
+
+
 async def test_a_conversation_that_became_too_large_is_gone() -> None:
     """Rather than that a later response begins with only a part of it."""
     responses = make_responses(store_bytes=5000)
