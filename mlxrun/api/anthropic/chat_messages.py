@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.api.anthropic.tool_use_ids import decode_tool_use_id
 from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.core.field_errors import reject, reject_unsupported, shorten
 
@@ -119,7 +120,8 @@ class ChatMessagesBuilder:
         parts = _read_parts(block.get("content", ""), f"{path}.content")
         if block.get("is_error"):
             parts = _mark_failed(parts, path)
-        self._add({"role": "tool", "tool_call_id": call_id, "content": ""}, path, parts)
+        message = {"role": "tool", "tool_call_id": decode_tool_use_id(call_id), "content": ""}
+        self._add(message, path, parts)
 
     def _add_assistant(self, content: Any, where: str) -> None:
         if self._last_role != "assistant":
@@ -142,7 +144,8 @@ class ChatMessagesBuilder:
                 self._sources[f"{call}.function.arguments"] = f"{path}.input"
                 self._open_calls[block["id"]] = path
                 function = {"name": block["name"], "arguments": block["input"]}
-                calls.append({"id": block["id"], "type": "function", "function": function})
+                call_id = decode_tool_use_id(block["id"])
+                calls.append({"id": call_id, "type": "function", "function": function})
         self._sources[f"{target}.reasoning_content"] = f"{where}.content"
         message: Json = {"role": "assistant", "content": text}
         if reasoning:

@@ -15,6 +15,7 @@ from typing import Any
 from mlxrun.api.anthropic.fields import THREAD_UNSUPPORTED
 from mlxrun.api.anthropic.request import PreparedMessage
 from mlxrun.api.anthropic.tagged_schema import check_fields
+from mlxrun.api.anthropic.tool_use_ids import encode_call_id
 from mlxrun.api.body_schema import OBJECT, STRING, object_of
 from mlxrun.api.choice import Choice, parse_arguments
 from mlxrun.api.opaque_reasoning import encode_reasoning
@@ -90,9 +91,7 @@ class MessageWriter:
         elif delta.kind == "reasoning":
             block = {"type": "thinking", "thinking": "", "signature": ""}
         else:
-            # Some clients accept only Anthropic's form of ids.
-            call_id = f"toolu_{delta.id.removeprefix('call_')}"
-            block = {"type": "tool_use", "id": call_id, "name": delta.name, "input": {}}
+            block = {"type": "tool_use", "id": encode_call_id(delta.id), "name": delta.name, "input": {}}
             self._calls.append("")
         self._blocks.append(dict(block))
         events = [_event("content_block_start", index=len(self._blocks) - 1, content_block=block)]

@@ -2,8 +2,9 @@
 
 `developer` becomes `system`. Neighbours of one role merge if both are plain strings. Text-only parts become
 one string. Media stay as parts in their order. Arguments of tool calls become objects.
-Parts that a template does not render (MessageSupport) are moved to where it does. Wrong JSON is a
-RequestError with its path. Unknown fields of messages, parts and tool calls have no effect.
+Parts that a template does not render (MessageSupport) are moved to where it does, and ids of calls that it
+refuses are replaced. Wrong JSON is a RequestError with its path. Unknown fields of messages, parts and tool
+calls have no effect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NoReturn
 
+from mlxrun.api.text.call_ids import fit_call_ids
 from mlxrun.api.text.ignored_fields import log_ignored, select_known
 from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, MEDIA, PDF, MediaRef, Medium
 from mlxrun.core.field_errors import (
@@ -54,6 +56,7 @@ class MessageSupport:
     object_arguments: bool = True  # arguments of tool calls as an object
     text_arguments: bool = False  # and as text
     tool_images: bool = False  # images in tool messages
+    any_call_ids: bool = True  # ids of tool calls in any form
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ def normalize_messages(
         reject("messages", f"expected an array with at least one message, got {found}", code="invalid_type")
     reader = _MessageReader(support, strict)
     read = [reader.read(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if not support.any_call_ids:
+        fit_call_ids(read)
     if not support.tool_images:
         read = _move_tool_images(read)
     if not support.late_system:

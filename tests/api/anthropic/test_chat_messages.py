@@ -45,6 +45,24 @@ def test_a_failed_call_says_so() -> None:
     assert result(is_error=False, content="no such file") == "no such file"
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("toolu_own_functions_2eadd_3a0", "functions.add:0"),
+        ("toolu_0123456789abcdef01234567", "call_0123456789abcdef01234567"),
+        ("toolu_1", "toolu_1"),
+    ],
+)
+def test_ids_of_calls_are_those_that_the_model_wrote(given: str, wanted: str) -> None:
+    """In calls and results. Ids of other servers stay."""
+    builder = chat_messages.ChatMessagesBuilder({}, complete=True)
+    call, result = {**CALL, "id": given}, {**RESULT, "tool_use_id": given}
+    turns = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    builder.add_messages(turns)
+    assert builder.messages[1]["tool_calls"][0]["id"] == wanted
+    assert builder.messages[2]["tool_call_id"] == wanted
+
+
 def test_a_reminder_is_shown_for_one_turn() -> None:
     late = {"role": "system", "content": "reminder", "clear_at": "next_user_message"}
     answer = {"role": "assistant", "content": "yo"}

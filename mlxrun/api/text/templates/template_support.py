@@ -20,6 +20,8 @@ from mlxrun.api.text.templates.template import (
     try_template,
 )
 
+# A call of other servers' ids; Mistral's templates accept only nine letters and digits.
+_FITTING_ID, _OTHER_IDS = "Zqid00000", ("call_Zqid00000", "Zq")
 _BROKEN = "Zq{broken"  # arguments that are no JSON
 _PARAMETERS = {"type": "object", "properties": {"Zqk": {"type": "string", "description": "Zq"}}}
 _TOOL = {"type": "function", "function": {"name": "Zqt", "description": "Zq", "parameters": _PARAMETERS}}
@@ -54,6 +56,7 @@ def _find_message_support(tokenizer: Any, template: str, vision: bool) -> Messag
         object_arguments=as_object or not as_text,
         text_arguments=as_text,
         tool_images=vision and _renders_tool_images(tokenizer, template),
+        any_call_ids=_accepts_any_ids(tokenizer, template, _BROKEN if as_text else {}),
     )
 
 
@@ -84,14 +87,16 @@ def _has_in_order(text: str, parts: Sequence[str]) -> bool:
     return -1 not in positions and positions == sorted(positions) and all(text.count(p) == 1 for p in parts)
 
 
-def _render_call(tokenizer: Any, template: str, arguments: Any, result: Any) -> str | None:
+def _render_call(
+    tokenizer: Any, template: str, arguments: Any, result: Any, call_id: str = _FITTING_ID
+) -> str | None:
     """A conversation that ends with a call and its result: some templates drop those of earlier turns."""
     function = {"name": "Zqt", "arguments": arguments}
-    call = {"id": "Zqid00000", "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     messages = [
         _make_message("user", 0),
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "Zqid00000", "name": "Zqt", "content": result},
+        {"role": "tool", "tool_call_id": call_id, "name": "Zqt", "content": result},
     ]
     return _render(tokenizer, template, messages, tools=[_TOOL])
 
@@ -100,6 +105,14 @@ def _renders_arguments(tokenizer: Any, template: str, arguments: Any, parts: Seq
     """Whether all parts of a call's arguments are rendered."""
     text = _render_call(tokenizer, template, arguments, "Zqr")
     return text is not None and all(part in text for part in parts)
+
+
+def _accepts_any_ids(tokenizer: Any, template: str, arguments: Any) -> bool:
+    """Whether no other id is refused where one of nine letters and digits is rendered."""
+    if _render_call(tokenizer, template, arguments, "Zqr") is None:
+        return True
+    others = (_render_call(tokenizer, template, arguments, "Zqr", other) for other in _OTHER_IDS)
+    return None not in others
 
 
 def _renders_tool_images(tokenizer: Any, template: str) -> bool:

@@ -110,6 +110,28 @@ def test_images_of_results() -> None:
     assert not get_message_support(FakeModelInfo(chat_template=keeps)).tool_images
 
 
+# As Mistral's templates: exactly nine characters, or at least nine.
+@pytest.mark.parametrize("refused", ["length != 9", "length < 9"])
+def test_ids_of_calls(refused: str) -> None:
+    """Ids of other servers are replaced where the template refuses them, and stay elsewhere."""
+    shown = "{{ c.id }} {{ c.function.arguments | tojson }}"
+    check = "{% if c.id | REFUSED %}{{ raise_exception('length 9!') }}{% endif %}".replace("REFUSED", refused)
+    free, strict = (FakeModelInfo(chat_template=write_calls(each)) for each in (shown, check + shown))
+    assert get_message_support(free).any_call_ids and not get_message_support(strict).any_call_ids
+    for sent in ("call_abcdefghijklmnopqrstuvwx", "toolu_1", "functions.add:0", "461d44ad8"):
+        call = {"id": sent, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        turns = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": sent, "content": "1"},
+        ]
+        messages = normalize_messages(turns, get_message_support(strict)).messages
+        assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
+        assert "Zq" not in render_chat(strict, messages, [TOOL], {})
+        messages = normalize_messages(turns, get_message_support(free)).messages
+        assert sent in render_chat(free, messages, [TOOL], {})
+
+
 def measure_shared(template: str) -> float:
     """The part of a long chat that is shared with the prompt before; every turn has a late reminder."""
     model = FakeModelInfo(chat_template=template)
