@@ -96,7 +96,9 @@ class ContinuationParser:
             last = parsed[-1].text if parsed else ""
             self._withheld = continuation[continuation.rfind(last) + len(last) :] if parsed else continuation
         else:
-            self._withheld = continuation[len(continuation.rstrip()) :]  # dropped at the end of reasoning
+            space = continuation[len(continuation.rstrip()) :]  # dropped at the end of reasoning
+            returned = bool(parsed) and parsed[-1].kind != "call" and parsed[-1].text.endswith(space)
+            self._withheld = "" if returned else space
         self._repeated = ""  # how much of it was returned again
 
     @property

@@ -287,6 +287,16 @@ def test_text_that_was_withheld_comes_once() -> None:
         assert "".join(d.text for d in made) == rest
 
 
+@pytest.mark.parametrize("rest", ["", "\n", "\n- a", " b", "\n\nc"])
+@pytest.mark.parametrize("begun_text", ["List:\n", "Well, ", "a\n\n", "\n", ""])
+def test_white_space_behind_white_space_stays_without_parsers(begun_text: str, rest: str) -> None:
+    """Also if the model repeats the white space that the text ends with."""
+    for texts in ([rest], list(rest)):
+        parser = ContinuationParser(PlainParser, begun_text)
+        deltas = [delta for each in texts for delta in parser.feed(each)] + [*parser.finish()]
+        assert "".join(delta.text for delta in deltas) == rest
+
+
 def test_a_space_goes_on_from_the_text() -> None:
     """A tokenizer that drops a text's first space keeps it in the middle."""
     model_info = FakeModelInfo(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
