@@ -247,7 +247,10 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     if not found.events and not found.body["background"]:
         reject_unsupported("stream", "only a response in the background can be streamed again")
     async with open_stream(request) as stream:
-        await _follow(request, stream, found, start)
+        if request.method == "HEAD":
+            await stream.send_headers()
+        else:
+            await _follow(request, stream, found, start)
     return stream.response
 
 

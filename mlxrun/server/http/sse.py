@@ -65,6 +65,12 @@ class EventStream:
         """Whether the headers have been sent. From then on an error must be an event."""
         return self.response.prepared
 
+    async def send_headers(self) -> None:
+        """Send the headers, if they have not been sent."""
+        async with self._starting:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+
     async def send(self, data: EventData, event: str | None = None) -> None:
         """Send one event. A str is sent as it is: it is JSON already, or a word such as [DONE]."""
         self._has_events = True
@@ -92,9 +98,7 @@ class EventStream:
         return f"{name}data: {text}\n\n"
 
     async def _write(self, frame: str) -> None:
-        async with self._starting:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
+        await self.send_headers()
         self._pending += 1
         self._last_write = self._clock()
         try:

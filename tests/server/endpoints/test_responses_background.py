@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -166,6 +167,25 @@ async def test_events_can_be_followed_from_any_number() -> None:
         assert (await s.get(path.partition("?")[0])).json == events[-1]["response"]
         for query in ("starting_after=1", "stream=true&starting_after=x", "stream=maybe"):
             assert (await s.get(f"{path.partition('?')[0]}?{query}")).status == 400
+
+
+async def test_head_of_a_stream_has_no_events() -> None:
+    """Nor does it wait for the response. The connection stays usable."""
+    go = asyncio.Event()
+    async with run_server(script=make_script(go.wait, "Hello")) as s:
+        path = f"{URL}/{(await start(s))['id']}?stream=true"
+        for _ in range(2):  # while it runs, and afterwards
+            at = urlsplit(s.url)
+            reader, writer = await asyncio.open_connection(at.hostname, at.port)
+            host = f"Host: {at.netloc}\r\n"
+            writer.write(f"HEAD {path} HTTP/1.1\r\n{host}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in head and b"text/event-stream" in head
+            writer.write(f"GET /health HTTP/1.1\r\n{host}Connection: close\r\n\r\n".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+            go.set()
+            await s.settle()
 
 
 async def test_cancelling_keeps_what_there_is() -> None:
