@@ -28,7 +28,7 @@ from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import CONFIG, key_name, request_id
+from mlxrun.server.http.access import ACTIVE_IDS, CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
 from mlxrun.server.http.sse import DONE, EventStream, open_stream, wants_stream
@@ -85,12 +85,13 @@ class BackgroundResponse:
 
     async def _run(self) -> None:
         app, live_requests = self.app, self.app[LIVE_REQUESTS]
+        rid, active = f"resp_{self.token}", self.app[ACTIVE_IDS]
+        active.add(rid)  # which clients know, and may send as the id of a request
+        self.held.callback(active.discard, rid)
         with (
             self.held,
             app[ENGINE].active.hold(),
-            live_requests.open_as(
-                f"resp_{self.token}", self.owner, SURFACE_NAME, self.prepared, self.parent
-            ) as live,
+            live_requests.open_as(rid, self.owner, SURFACE_NAME, self.prepared, self.parent) as live,
             app[RESPONSES].run(live, self.request, self.token) as run,
         ):
             run.record(encode_events(run.writer.queue()))

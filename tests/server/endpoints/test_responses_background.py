@@ -188,6 +188,21 @@ async def test_head_of_a_stream_has_no_events() -> None:
             await s.settle()
 
 
+async def test_its_id_is_no_id_of_another_request() -> None:
+    """While it runs, a request with its id gets another one."""
+    go = asyncio.Event()
+    async with run_server(script=make_script(go.wait, "Hello")) as s:
+        name = (await start(s))["id"]
+        task = asyncio.create_task(s.post(URL, {"input": "hi"}, x_request_id=name))
+        await asyncio.sleep(0.02)
+        go.set()
+        reply = await task
+        assert reply.status == 200 and reply.headers["x-request-id"] != name
+        await poll(s, name)
+        await s.settle()
+        assert not s.active
+
+
 async def test_cancelling_keeps_what_there_is() -> None:
     never = asyncio.Event()
     async with run_server(script=make_script("half", never.wait)) as s:
