@@ -129,7 +129,8 @@ class ResponseStore:
         self._lock = threading.RLock()
         self._stored: OrderedDict[str, StoredObject] = OrderedDict()  # the least recently used one first
         self._references: Counter[int] = Counter()  # by id() of an item: how many objects have it
-        self._index: dict[tuple[str, str], Item] = {}  # by owner and the item's own id: the newest such item
+        # By owner and the item's own id: all such items by id(), the newest one last.
+        self._index: dict[tuple[str, str], dict[int, Item]] = {}
         self._numbers: dict[int, int] = {}  # by id() of an item: its number in the file
         self._last_number = 0
         self._changes = Changes()  # that the file does not have yet
@@ -173,7 +174,8 @@ class ResponseStore:
     def get_item(self, owner: str, item_id: str) -> Item | None:
         """Return the newest item of this id in an object of this owner."""
         with self._lock:
-            return self._index.get((owner, item_id))
+            found = self._index.get((owner, item_id))
+            return None if found is None else found[next(reversed(found))]
 
     def delete(self, owner: str, name: str) -> None:
         """Delete an object if it exists. Other objects keep the items that they share with it."""
@@ -208,7 +210,9 @@ class ResponseStore:
                     self._numbers[id(item)] = self._last_number
                     self._changes.items[self._last_number] = {"bytes": size, "item": item}
             self._references[id(item)] += 1
-            self._index[stored.owner, item["id"]] = item
+            same = self._index.setdefault((stored.owner, item["id"]), {})
+            same.pop(id(item), None)
+            same[id(item)] = item
         if self._file is not None:
             numbers = [self._numbers[id(item)] for item in stored.items]
             self._changes.objects.pop(stored.id, None)  # it is the last one now
@@ -227,7 +231,9 @@ class ResponseStore:
             if not self._references[id(item)]:
                 self.bytes -= size
                 del self._references[id(item)]
-                if self._index.get((stored.owner, item["id"])) is item:
+                same = self._index[stored.owner, item["id"]]
+                del same[id(item)]
+                if not same:
                     del self._index[stored.owner, item["id"]]
                 if self._file is not None:
                     self._changes.items[self._numbers.pop(id(item))] = None

@@ -70,6 +70,21 @@ def test_items_that_responses_share_count_once() -> None:
     assert kept.bytes == 0 and kept.get_item("", "i0") is None
 
 
+def test_an_item_is_found_as_long_as_an_object_has_one_of_its_id() -> None:
+    """Clients send copies of items back. The newest one that is left is found."""
+    kept = ResponseStore(1000, 10**9)
+    first, copy, last = (_item("i", size) for size in (10, 20, 30))
+    for number, item in enumerate((first, copy, last)):
+        _put(kept, _response(f"r{number}"), [item])
+    assert kept.get_item("", "i") is last
+    kept.delete("", "r2")
+    assert kept.get_item("", "i") is copy
+    kept.delete("", "r0")
+    assert kept.get_item("", "i") is copy
+    kept.delete("", "r1")
+    assert kept.get_item("", "i") is None and kept.bytes == 0 and not kept._index
+
+
 # The file.
 
 DAY = 86_400.0
