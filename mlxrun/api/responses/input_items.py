@@ -160,7 +160,7 @@ def _read_part(part: Any, param: str, role: str, strict: bool) -> Item:
             f"{quote(kind)} parts are unknown; use input_text, input_image, input_file or input_audio",
         )
     else:
-        warn_once(f"/v1/responses: content parts of the unknown type {quote(kind)} are read as text")
+        warn_once("/v1/responses: content parts of unknown types are read as text")
     return _build_text(check_type(given.get("text"), str, f"{param}.text"), role)
 
 

@@ -27,8 +27,15 @@ def test_unknown_parts_with_a_text_are_text_with_a_warning(caplog: pytest.LogCap
         assert (
             messages(input=[user({"type": "input_poem", "text": "p", "rhymes": True})])[0]["content"] == "p"
         )
-    assert "input_poem" in caplog.text
+    assert "content parts of unknown types" in caplog.text
     assert refused(input=[user({"type": "input_poem"})]).param == "input[0].content[0].type"
+
+
+def test_a_warning_has_no_text_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    """However many unknown types there are, it is logged once."""
+    with caplog.at_level(logging.WARNING):
+        messages(input=[user(*({"type": f"poem{i}", "text": "p"} for i in range(300)))])
+    assert caplog.text.count("content parts") == 1 and "poem" not in caplog.text
 
 
 def test_references_and_history_come_from_the_store() -> None:
