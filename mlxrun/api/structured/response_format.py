@@ -151,9 +151,9 @@ def _find_forced_tools(given: Mapping[str, Any], tools: Tools) -> Sequence[int]:
 
 
 def _find_named_tool(choice: dict[str, Any], tools: Tools) -> int:
-    check_keys(choice, ("type", "function"), "tool_choice")
     if choice.get("type") != "function":
         reject_unsupported("tool_choice.type", "only 'function' is supported")
+    check_keys(choice, ("type", "function"), "tool_choice")
     function = check_type(choice.get("function"), dict, "tool_choice.function")
     check_keys(function, ("name",), "tool_choice.function")
     name = check_type(function.get("name"), str, "tool_choice.function.name")

@@ -252,6 +252,11 @@ BAD = tool("bad", parameters={"type": "x"})
     [
         ({"tool_choice": "required"}, "tool_choice"),
         (
+            {"tools": [tool("f")], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice.type",
+        ),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
+        (
             {"tools": [tool("f")], "tool_choice": "required", **AGE_FORMAT},
             "response_format.json_schema.schema",
         ),
