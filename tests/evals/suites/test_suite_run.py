@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals.run_folders.run_folder import open_runs
 from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.batch_fakes import by_id, read
@@ -218,6 +220,25 @@ async def test_a_signal_between_two_lines(bench: SuiteBench) -> None:
     assert bench.clients[0].closed
     bench.pause = 0.0
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
+@pytest.mark.parametrize("harm", [lambda text: '{"a":', lambda text: text.replace('"counts"', '"numbers"')])
+async def test_a_damaged_manifest_of_a_cell_is_written_anew(
+    bench: SuiteBench, harm: Callable[[str], str]
+) -> None:
+    """As the error of those who read it says. The answers stay."""
+    await bench.run()
+    manifest = bench.folder / "b/capitals/seed-2/job.out.jsonl.run/manifest.json"
+    manifest.write_text(harm(manifest.read_text()))
+    says = "manifest.json: .*; `mlxrun eval` of the suite writes it anew, and keeps the answers$"
+    for path in (bench.folder, bench.path, bench.folder / "b/capitals/seed-2"):
+        with pytest.raises(JobError, match=says):
+            open_runs(path)
+    assert await bench.run() == 0 and not bench.loads
+    assert [run.state for run in open_runs(bench.folder)] == ["done"] * 6
+    manifest.write_text(manifest.read_text().replace('\n "format": ', '\n "format": 99'))
+    with pytest.raises(JobError, match="use the version that wrote it$"):
+        open_runs(bench.folder)
 
 
 async def test_one_process_at_a_time(bench: SuiteBench) -> None:
