@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.cli.options import list_first, set_up_logging
+from mlxrun.cli.options import list_first, say, set_up_logging
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_error, print_line
 
@@ -137,6 +137,14 @@ def report_progress(run: RunFolder) -> int:
     if run.state != DONE:
         print_line(f"{run.name}: the run is {run.state}: {finished} of {run.total} lines are finished")
     return finished
+
+
+def report_changed(runs: Sequence[RunFolder]) -> None:
+    """Print which runs are cells of a suite whose lines would be others now."""
+    from mlxrun.evals.suites.suite_manifest import list_changed
+
+    for text in list_changed(runs):
+        say(f"warning: {text}")
 
 
 def make_run_setup(

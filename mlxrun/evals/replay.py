@@ -154,23 +154,21 @@ def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None
         raise JobError(f"{run.name}: its lines cannot be run again here: {'; '.join(changes)}")
 
 
+def check_replays(name: str, replays: Sequence[JobPaths]) -> None:
+    """Raise JobError if all replays are complete already: no line would be run again. `name`: of what they
+    replay."""
+    if not all(paths.manifest.is_file() and RunFolder.open(paths.out).state == DONE for paths in replays):
+        return
+    if len(replays) == 1:
+        raise JobError(f"{replays[0].out}: is complete already; --fresh runs it again, or give another -o")
+    raise JobError(f"{name}: its {len(replays)} replays are complete already; --fresh runs them again")
+
+
 async def replay_job(
-    run: RunFolder,
-    paths: JobPaths,
-    setup: JobSetup,
-    options: JobOptions,
-    say: Callable[[str], None],
-    *,
-    may_be_complete: bool = False,
+    run: RunFolder, paths: JobPaths, setup: JobSetup, options: JobOptions, say: Callable[[str], None]
 ) -> RunComparison:
-    """Run all lines of the job of `run` again, with the output of `paths`, and compare them. JobError if the
-    output is complete already, unless `options.fresh` or `may_be_complete`, which compares it."""
-    if (
-        not (options.fresh or may_be_complete)
-        and paths.manifest.is_file()
-        and RunFolder.open(paths.out).state == DONE
-    ):
-        raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
+    """Run all lines of the job of `run` again, with the output of `paths`, and compare them. Lines that the
+    output has already are not run."""
     await JobRun(paths, setup, options, say, StopSignals(say)).run()
     pairs = _match_lines(run.read_lines(), RunFolder.open(paths.out).read_lines())
     return await asyncio.to_thread(compare_lines, pairs)

@@ -13,6 +13,7 @@ from mlxrun.config.settings import EngineSettings, SamplingSettings
 from mlxrun.core.errors import JobError
 from mlxrun.evals.replay import (
     check_model,
+    check_replays,
     find_job,
     list_machine_differences,
     read_engine_settings,
@@ -49,8 +50,11 @@ async def test_a_replay_is_equal(tmp_path: Path) -> None:
     paths = JobPaths(bench.job, tmp_path / "again.out.jsonl")
     found = await replay_job(run, paths, make_setup(bench, run), JobOptions(), bench.said.append)
     assert (found.compared, found.differing) == (19, [])
-    with pytest.raises(JobError, match="is complete already"):
-        await replay_job(run, paths, make_setup(bench, run), JobOptions(), bench.said.append)
+    with pytest.raises(JobError, match="again.out.jsonl: is complete already"):
+        check_replays("run", [paths])
+    with pytest.raises(JobError, match="^run: its 2 replays are complete already; --fresh runs them again"):
+        check_replays("run", [paths, paths])
+    check_replays("run", [paths, JobPaths(bench.job, tmp_path / "other.out.jsonl")])
     await replay_job(run, paths, make_setup(bench, run), JobOptions(fresh=True), bench.said.append)
 
 

@@ -120,6 +120,7 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
         metrics=sorted(
             {name for run in all_runs for group in run.scores.groups.values() for name in group.metrics}
         ),
+        metric_notes=report_view.list_metric_notes(all_runs),
         unscored=any(group.unscored for run in all_runs for group in run.scores.groups.values()),
         reasons=report_view.list_reasons(all_runs),
         troubled=[run for run in all_runs if any(value for value, _ in run.troubles)],

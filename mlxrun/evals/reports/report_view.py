@@ -90,6 +90,15 @@ def list_score_rows(runs: Sequence[ReportRun]) -> list[ScoreRow]:
     return rows
 
 
+def list_metric_notes(runs: Sequence[ReportRun]) -> list[str]:
+    """List of how many lines further scores are which not all lines of a run have."""
+    return [
+        f"{run.label}: {text}" if len(runs) > 1 else text
+        for run in runs
+        for text in run.scores.compute_total().describe_partial_metrics()
+    ]
+
+
 def _make_rows(
     name: str, found: Sequence[tuple[int, ScoreGroup]], runs: Sequence[ReportRun], *, is_total: bool
 ) -> list[ScoreRow]:

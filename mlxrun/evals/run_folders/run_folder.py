@@ -17,7 +17,14 @@ from typing import Any, BinaryIO, Self
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import read_json
-from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
+from mlxrun.evals.run_folders.run_folder_paths import (
+    UnknownFormat,
+    find_cell,
+    find_output,
+    find_outputs,
+    find_paths,
+    read_manifest,
+)
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
@@ -273,17 +280,31 @@ class _LineReader:
             self.report(RunProblem("incomplete", paths.out, text))
 
 
+def _open_run(out: Path, name: str) -> RunFolder:
+    """Open the run with an output. JobError if it is damaged, which says what mends a cell of a suite."""
+    try:
+        return RunFolder.open(out, name)
+    except UnknownFormat:
+        raise
+    except JobError as error:
+        if find_cell(out) is None:
+            raise
+        raise JobError(
+            f"{error}; `mlxrun eval` of the suite writes it anew, and keeps the answers"
+        ) from error
+
+
 def open_runs(path: Path) -> list[RunFolder]:
     """Open all runs that `path` names: one run, the begun cells of a suite in its order, or every run in a
     folder by path. Several runs are named by their paths below it. JobError if there is none, or if one is
     damaged."""
     outputs = find_outputs(path)
     if len(outputs) == 1:
-        return [RunFolder.open(outputs[0], str(path))]
+        return [_open_run(outputs[0], str(path))]
     folder = path if path.is_dir() else path.with_suffix(".out")
     names = [out.relative_to(folder) for out in outputs]
     names = [name.parent if name.name == "job.out.jsonl" and len(name.parts) > 1 else name for name in names]
-    return [RunFolder.open(out, str(name)) for out, name in zip(outputs, names, strict=True)]
+    return [_open_run(out, str(name)) for out, name in zip(outputs, names, strict=True)]
 
 
 def _choose_name(line: JobLine | BadLine, seen: set[int]) -> str:

@@ -20,6 +20,10 @@ _OBJECTS = ("settings", "model", "versions", "input", "output", "counts")
 _NULLABLE = ("config", "device", "scores", "tokens", "cache", "user_model")
 
 
+class UnknownFormat(JobError):
+    """A manifest is not damaged, but that of another version of mlxrun."""
+
+
 def find_output(path: Path) -> Path:
     """Find the output whose run folder `path` names: by itself, by its output or job file, or as the only one
     in a folder. JobError if there is none, or if there are several."""
@@ -116,7 +120,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "format" not in found:
         raise JobError(f"{path}: is not the manifest of a run")
     if found["format"] not in range(1, FORMAT + 1):
-        raise JobError(
+        raise UnknownFormat(
             f"{path}: has format {found['format']!r}, this mlxrun reads formats up to {FORMAT}; "
             "use the version that wrote it"
         )

@@ -18,7 +18,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
 from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
-from mlxrun.evals.run_folders.run_folder import LIMITED
+from mlxrun.evals.run_folders.run_folder import LIMITED, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
@@ -165,6 +165,29 @@ def load_suite_manifest(path: Path) -> Record | None:
     except UNREADABLE as error:
         raise JobError(f"{path}: cannot be read ({error})") from error
     raise JobError(f"{path}: has an unknown format")
+
+
+def list_changed(runs: Sequence[RunFolder]) -> Iterator[str]:
+    """Yield a warning for each run that is a cell whose lines would be others now, by the last start of its
+    suite. Suites whose manifest is damaged are left out."""
+    states: dict[Path, dict[str, str]] = {}
+    for run in runs:
+        if (found := find_cell(run.paths.out)) is None:
+            continue
+        folder, name = found[0], "/".join(found[1:])
+        if folder not in states:
+            states[folder] = _read_states(folder / SUITE_NAME)
+        if states[folder].get(name) == CHANGED:
+            yield f"{run.name}: {CHANGED}: its lines are earlier ones than those that the suite has now"
+
+
+def _read_states(path: Path) -> dict[str, str]:
+    """The states of a suite's cells, by their names."""
+    try:
+        found = load_suite_manifest(path)
+    except JobError:
+        found = None
+    return {} if found is None else {each["name"]: str(each.get("state")) for each in found["cells"]}
 
 
 def print_matrix(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
-from mlxrun.core.errors import MlxrunError
+from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.evals.judge_run import run_judge
-from mlxrun.evals.run_folders.run_folder import DONE, LIMITED
+from mlxrun.evals.run_folders.run_folder import DONE, LIMITED, RunFolder
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
@@ -160,15 +160,36 @@ class SuiteRun:
         chosen = {cell.name for cell in self.cells}
         digests = {key: digest for key, (_, digest) in written.items()}
         for cell in self.manifest.cells:
+            if cell.name in chosen:
+                continue
             record = self.manifest.records[cell.name]
-            if cell.name in chosen or record["state"] not in ("done", CHANGED):
+            if record["state"] == "failed":
+                self._judge_again(cell, record)
+            if record["state"] not in (DONE, CHANGED):
                 continue
             self.stop.check()
             if cell.lines_key not in digests:
                 path = self.folder / cell.name / "job.jsonl"
                 digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
             is_same = digests[cell.lines_key] == record["job_sha256"]
-            record["state"] = "done" if is_same else CHANGED
+            record["state"] = DONE if is_same else CHANGED
+
+    def _judge_again(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Give a failed cell that this start leaves out the state of its answers, if they have the settings
+        that the suite has now: what refused them in an earlier start is gone. A cell without answers is to do
+        if it failed with other settings. One whose run itself ended with an error stays failed."""
+        path = self.folder / cell.name / "job.jsonl"
+        if not path.parent.is_dir() or not JobPaths(path).manifest.exists():
+            if record["config_hash"] != cell.config_hash:
+                record.update(state="todo", error=None)
+            return
+        try:
+            run = RunFolder.open(JobPaths(path).out)
+        except JobError:  # damaged; a start of the cell mends it
+            return
+        state, config = _find_state(run, record), self.jobs.add_media_folder(cell)
+        if state is not None and run.manifest.get("config_hash") == hash_config(config):
+            record.update(state=state, error=None, job_sha256=run.manifest["input"]["sha256"])
 
     async def _run_group(self, cells: Sequence[Cell]) -> None:
         first = cells[0]
@@ -268,12 +289,27 @@ class SuiteRun:
 
     def _record_failure(self, cell: Cell, error: MlxrunError) -> None:
         self._exits.append(error.exit_code)
-        self.manifest.update(cell, state="failed", error=str(error))
+        has_answers = self.manifest.records[cell.name]["lines"] is not None
+        of_failure = {} if has_answers else {"config_hash": cell.config_hash}
+        self.manifest.update(cell, state="failed", error=str(error), **of_failure)
         self.say(f"{cell.name}: failed: {error}")
 
 
 def _is_complete(meter: ProgressMeter) -> bool:
     return meter.done + meter.failed == meter.lines
+
+
+def _find_state(run: RunFolder, record: Mapping[str, Any]) -> str | None:
+    """The state of a cell whose settings were refused, by its run. None if it failed in the run, or behind
+    it, as a judge may."""
+    last = run.manifest["runs"][-1] if run.manifest["runs"] else {}
+    if last.get("exit") in (JobError.exit_code, MlxrunError.exit_code):
+        return None
+    if run.shown_state not in (DONE, LIMITED):
+        return "interrupted"
+    scores = run.manifest.get("scores") or {}
+    is_known = record["lines"] is not None and record["scores"] == (scores if scores.get("groups") else None)
+    return run.shown_state if is_known else None
 
 
 def count_states(records: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -107,6 +107,16 @@ class ScoreGroup:
         """Compute the mean of each further score, over the lines that have it."""
         return {name: each.value for name, each in self.metrics.items()}
 
+    def describe_partial_metrics(self) -> Iterator[str]:
+        """Yield sentences that say of how many lines further scores are which not all lines have."""
+        names: dict[int, list[str]] = {}
+        for name, mean in self.metrics.items():
+            names.setdefault(mean.count, []).append(name)
+        for count, own in names.items():
+            if count < self.lines:
+                them = "it" if len(own) == 1 else "them"
+                yield f"{', '.join(own)}: of {count:,} of {self.lines:,} lines; the others do not have {them}"
+
     def describe(self) -> dict[str, Any]:
         """Describe the group as scores.json and the manifest contain it."""
         found: dict[str, Any] = {
@@ -193,7 +203,7 @@ _HEAD = ("group", "lines", "correct", "score [95 %]", "failed")
 
 def print_scores(scores: Scores, stream: TextIO) -> None:
     """Print the table, or nothing if no line has an `eval`. Unscored answers and metrics get columns if there
-    are any."""
+    are any. Metrics that only some lines have are named below."""
     groups = scores.list_rows()
     if not groups:
         return
@@ -205,6 +215,8 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
         _print_rich(head, rows, stream)
     else:
         _print_plain(head, rows, stream)
+    for text in scores.compute_total().describe_partial_metrics():
+        print_line(text, stream)
 
 
 def format_score(group: ScoreGroup, *, with_interval: bool = True) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.evals.reports.page import render_markdown
+from mlxrun.evals.reports.page import render_markdown, render_page
 from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.report_jobs import (
@@ -57,6 +57,25 @@ async def test_metrics_have_columns(tmp_path: Path, count: int) -> None:
     assert len(re.findall(r"^\| group .*\| cut \| maj@3 \| pass@3 \|$", text, re.M)) == 1
     assert len(re.findall(r"\| 0 \| 0 \| 0.0 % \| 100.0 % \|$", text, re.M)) == 3 * count
     assert ("<summary>Scores of every run" in text) == (count > 6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_metrics_of_some_lines_are_named_with_their_number(tmp_path: Path, count: int) -> None:
+    """Of several runs with the run; on the page too."""
+    outs = []
+    for at in range(count):
+        bench = await run_changed(
+            tmp_path / str(at),
+            chats(3),
+            lambda record: record["custom_id"] == "line-1" and record["eval"].update(scores={"pass^3": 1}),
+        )
+        outs.append(bench.paths.out)
+    runs = read_runs(outs)
+    text, page = render_markdown(runs), render_page(runs)
+    says = "pass^3: of 1 of 3 lines; the others do not have it"
+    label = f"{runs.runs[0].label}: " if count > 1 else ""
+    assert text.count(f"\n\n{says}\n\n") == (count == 1) and text.count(says) == count
+    assert page.count(says) == count and f'<p class="note"><bdi>{label}{says}</bdi></p>' in page
 
 
 async def test_a_suite_has_its_matrix(tmp_path: Path) -> None:

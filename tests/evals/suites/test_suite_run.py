@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals.run_folders.run_folder import open_runs
 from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.batch_fakes import by_id, read
@@ -220,6 +222,25 @@ async def test_a_signal_between_two_lines(bench: SuiteBench) -> None:
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+@pytest.mark.parametrize("harm", [lambda text: '{"a":', lambda text: text.replace('"counts"', '"numbers"')])
+async def test_a_damaged_manifest_of_a_cell_is_written_anew(
+    bench: SuiteBench, harm: Callable[[str], str]
+) -> None:
+    """As the error of those who read it says. The answers stay."""
+    await bench.run()
+    manifest = bench.folder / "b/capitals/seed-2/job.out.jsonl.run/manifest.json"
+    manifest.write_text(harm(manifest.read_text()))
+    says = "manifest.json: .*; `mlxrun eval` of the suite writes it anew, and keeps the answers$"
+    for path in (bench.folder, bench.path, bench.folder / "b/capitals/seed-2"):
+        with pytest.raises(JobError, match=says):
+            open_runs(path)
+    assert await bench.run() == 0 and not bench.loads
+    assert [run.state for run in open_runs(bench.folder)] == ["done"] * 6
+    manifest.write_text(manifest.read_text().replace('\n "format": ', '\n "format": 99'))
+    with pytest.raises(JobError, match="use the version that wrote it$"):
+        open_runs(bench.folder)
+
+
 async def test_one_process_at_a_time(bench: SuiteBench) -> None:
     bench.folder.mkdir()
     with lock_folder(bench.folder), pytest.raises(JobError, match="another mlxrun"):
@@ -291,3 +312,91 @@ async def test_cells_that_are_left_out_say_that_their_data_changed(bench: SuiteB
     cities.write_text(before.replace("Lima", "Cusco"))
     assert await bench.run("a/capitals") == 0
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
+def set_temperature(bench: SuiteBench, new: float, old: float = 0) -> None:
+    text = bench.path.read_text()
+    bench.path.write_text(text.replace(f"sampling.temperature: {old}", f"sampling.temperature: {new}"))
+
+
+async def test_a_refused_cell_that_is_left_out_is_judged_by_the_present_settings(bench: SuiteBench) -> None:
+    """It stays failed with the refused ones, is done with those of its answers, or changed with other
+    data."""
+    await bench.run()
+    known = bench.read()["cells"]
+    set_temperature(bench, 0.5)
+    cities = bench.path.with_name("cities.csv")
+    before = cities.read_text()
+    cities.write_text(before.replace("Lima", "Cusco"))
+    assert await bench.run("c") == 2
+    assert await bench.run("a/countries") == 0
+    states = bench.get_states()
+    assert states["c/capitals/seed-2"] == states["c/countries/seed-2"] == "failed"
+    set_temperature(bench, 0, 0.5)
+    assert await bench.run("a/countries") == 0
+    states = bench.get_states()
+    assert states["c/capitals/seed-2"] == "changed" and states["c/countries/seed-2"] == "done"
+    cities.write_text(before)
+    assert await bench.run("a/countries") == 0
+    found = bench.read()["cells"]
+    assert found[4:] == known[4:] and {each["state"] for each in found} == {"done"}
+
+
+async def test_an_unfinished_refused_cell_that_is_left_out(bench: SuiteBench) -> None:
+    """With the settings of its answers again, it is as far as it was."""
+    assert await bench.run("c/capitals", limit=2) == 0
+    bench.pause = 0.05
+    task = asyncio.create_task(bench.run("c/countries"))
+    await until(lambda: task.done() or (bench.clients and bench.clients[0].busy))
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        await task
+    set_temperature(bench, 0.5)
+    assert await bench.run("c/capitals") == 2
+    set_temperature(bench, 0, 0.5)
+    assert await bench.run("b") == 0
+    states = bench.get_states()
+    assert (states["c/capitals/seed-2"], states["c/countries/seed-2"]) == ("limited", "interrupted")
+
+
+async def test_a_cell_that_failed_by_itself_stays_failed(bench: SuiteBench) -> None:
+    """While the suite is as it was. A model that could not be read is to do with another config."""
+    text = bench.path.read_text()
+    bench.path.write_text(text.replace("Capital of", "DEAD"))
+    bench.unreadable.add("two")
+    assert await bench.run("a/capitals") == 3 and await bench.run("b/countries") == 3
+    assert await bench.run("a/countries") == 0
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == states["b/countries/seed-2"] == "failed"
+    bench.path.write_text(bench.path.read_text().replace("org/two", "org/three"))
+    assert await bench.run("a/countries") == 0
+    states = bench.get_states()
+    assert (states["a/capitals/seed-2"], states["b/countries/seed-2"]) == ("failed", "todo")
+
+
+async def test_a_cell_whose_judge_failed_stays_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its answers are complete: their scores are missing, or those of an earlier judge."""
+    other = "      other: {data: cities.csv, prompt: '{{ area }}'}\n"
+    bench = SuiteBench(write_suite(tmp_path, JUDGED + other))
+
+    async def fail(*arguments: object) -> None:
+        raise JobError("no verdict")
+
+    async def check_failure() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("mlxrun.evals.suites.suite_run.run_judge", fail)
+            assert await bench.run("a/judged") == 2
+        assert await bench.run("a/other") == 0
+        assert bench.get_states()["a/judged/seed-0"] == "failed"
+
+    await check_failure()
+    assert await bench.run("a/judged") == 0
+    text = bench.path.read_text()
+    bench.path.write_text(text.replace("{a: }", "{a: {set: {sampling.temperature: 0.5}}}"))
+    assert await bench.run("a/judged") == 2
+    bench.path.write_text(text)
+    assert await bench.run("a/other") == 0 and bench.get_states()["a/judged/seed-0"] == "done"
+    bench.path.write_text(text.replace("[:3] }}:", "[:3] }}!"))
+    await check_failure()

@@ -45,6 +45,7 @@ def test_columns_that_are_needed() -> None:
         "a          1        0                 50.0 %       0         1        ",
         "b          1        1  100.0 % [20.7, 100.0]       0         0  25.0 %",
         "total      2        1    75.0 % [0.0, 100.0]       0         1  25.0 %",
+        "pass@2: of 1 of 2 lines; the others do not have it",
     ]
     assert format_score(scores.groups["a"]) == "50.0 %"
 
@@ -56,3 +57,21 @@ def test_a_group_of_which_nothing_was_scored_has_no_score() -> None:
         scores.add({"error": None, "response": {"body": body}, "eval": {"score": 0, "group": group, **note}})
     assert format_score(scores.groups["a"]) == "not scored"
     assert format_score(scores.groups["b"]) == "0.0 % [0.0, 79.3]"
+
+
+def test_metrics_of_some_lines_are_named_with_their_number() -> None:
+    """Those with the same number together; the twin has them in all lines."""
+    several = {"mean": 1, "pass@2": 1}
+    for results, says in [
+        ([several, several, {}], ["mean, pass@2: of 2 of 3 lines; the others do not have them"]),
+        ([several, {"mean": 0}], ["pass@2: of 1 of 2 lines; the others do not have it"]),
+        ([several, several], []),
+        ([{}, {}], []),
+    ]:
+        scores = Scores()
+        for found in results:
+            record = {"error": None, "response": {"body": {"choices": [{}]}}}
+            scores.add({**record, "eval": {"score": 1, **({"scores": found} if found else {})}})
+        out = io.StringIO()
+        print_scores(scores, out)
+        assert out.getvalue().splitlines()[2:] == says

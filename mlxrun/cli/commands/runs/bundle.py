@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mlxrun.cli.run_setup import report_changed
 from mlxrun.core.terminal import print_line
 
 EPILOG = """\b
@@ -39,5 +40,7 @@ Exit codes: 0 written; 2 the run is unfinished or was edited, or names a file th
 def command(run: Path, output: Path | None) -> None:
     """Write RUN as one file that others can verify and replay."""
     from mlxrun.evals.bundles.bundle import write_bundle
+    from mlxrun.evals.run_folders.run_folder import open_runs
 
+    report_changed(open_runs(run))
     print_line(str(write_bundle(run, output)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mlxrun.cli.run_setup import report_changed
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_error, print_json, print_line
 from mlxrun.core.visible_text import make_line
@@ -62,6 +63,7 @@ def command(
     runs = [] if run is None else open_runs(run)
     if runs:
         rows = add_runs(file, runs)
+        report_changed(runs)
     added = len(rows) - len(known)
     if not rows:
         raise JobError(f"{file}: is no history yet; give a run to begin it with")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mlxrun.config.settings import Config
     from mlxrun.evals.run_folders.run_folder import RunFolder
     from mlxrun.evals.suites.suite_run import SharedEngine
+    from mlxrun.jobs.records.run_paths import JobPaths
     from mlxrun.jobs.run.job_run import JobOptions
 
 EPILOG = """\b
@@ -47,8 +48,9 @@ again to continue. The new output is a run like any other: mlxrun compare RUN NE
 
 \b
 Exit codes: 0 all records are equal, byte for byte; 1 some differ, and the first difference of each is printed
-(without engine.reproducible that may be); 2 it cannot be run here, its records are missing or were edited,
-or runs of a bundle were left out (they have tools or code of their model); 3 engine; 130 interrupted.
+(without engine.reproducible that may be); 2 it cannot be run here, the replay is complete already, records
+are missing or were edited, or runs of a bundle were left out (they have tools or code of their model);
+3 engine; 130 interrupted.
 """
 
 
@@ -73,6 +75,7 @@ def command(
     """Run the job of RUN again as its manifest says, and say whether the records are equal."""
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.bundles.bundle import SUFFIX, is_bundle, open_bundle
+    from mlxrun.evals.replay import check_replays
     from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.jobs.run.job_run import JobOptions
 
@@ -88,6 +91,9 @@ def command(
         # The cache of a single replay is beside its output, so that it is there if it is continued.
         cache = Path(stack.enter_context(TemporaryDirectory())) if len(runs) > 1 else None
         replay = _Replay(output, model, user_model, JobOptions(fresh=fresh, mixed=mixed), bundled, cache)
+        replays = [replay.choose_paths(each) for each in runs]
+        if not fresh:
+            check_replays(str(run), replays)
         return end_runs(run_async(run_by_engine(runs, replay.run)), left_out)
 
 
@@ -103,21 +109,26 @@ class _Replay:
     bundled: bool
     cache: Path | None
 
+    def choose_paths(self, run: RunFolder) -> JobPaths:
+        """Choose the files of the replay of a run. JobError if its output is that of the run itself."""
+        from mlxrun.jobs.records.run_paths import JobPaths
+
+        name = run.paths.out.name.removesuffix(".jsonl").removesuffix(".out")
+        out = self.output or run.paths.out.with_name(f"{name}.replay.out.jsonl")
+        if out.resolve() == run.paths.out.resolve():
+            raise JobError(f"{out}: is the output of the run itself; give another -o")
+        return JobPaths(run.paths.job, out)
+
     async def run(self, run: RunFolder, engine: SharedEngine) -> bool:
         """Replay one run, and print what is found; whether all records are equal."""
         from mlxrun.evals.replay import find_job, replay_job
         from mlxrun.jobs.lines.job_check import make_eval_reader
-        from mlxrun.jobs.records.run_paths import JobPaths
         from mlxrun.jobs.run.job_cache import choose_engine_config
         from mlxrun.jobs.run.progress import pluralize
         from mlxrun.jobs.scoring.eval_spec import EvalReader
 
         earlier = find_job(run)
-        name = earlier.paths.out.name.removesuffix(".jsonl").removesuffix(".out")
-        out = self.output or earlier.paths.out.with_name(f"{name}.replay.out.jsonl")
-        paths = JobPaths(earlier.paths.job, out)
-        if paths.out.resolve() == earlier.paths.out.resolve():
-            raise JobError(f"{paths.out}: is the output of the run itself; give another -o")
+        paths = self.choose_paths(earlier)
         if report_problems(earlier):
             raise JobError(f"{run.name}: it is not as it was written, so no line was run again")
         if not report_progress(earlier):
@@ -133,8 +144,7 @@ class _Replay:
         setup = replace(make_run_setup(earlier, self.model, choose, self.user_model), evals=evals)
         if self.cache is not None:
             setup = engine.share(setup)
-        several = self.cache is not None
-        found = await replay_job(earlier, paths, setup, self.options, say, may_be_complete=several)
+        found = await replay_job(earlier, paths, setup, self.options, say)
         prefix = "" if self.cache is None else f"{run.name}: "
         for line in list_first([f"{prefix}line {line}" for line in found.differing]):
             print_line(line)

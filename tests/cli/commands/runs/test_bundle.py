@@ -115,18 +115,24 @@ def test_functions_of_a_bundle_are_not_called(
 
 
 def test_the_cells_of_a_suite_are_replayed(tmp_path: Path, fake_engine: list[Any], capsys: Prints) -> None:
-    """On one engine; an interrupted replay goes on."""
+    """On one engine, once; a replay of some cells goes on."""
     suite = write_suite(tmp_path, CAPITALS + "    seeds: [1, 2]\n")
     assert main(["eval", str(suite)]) == 0
     assert main(["bundle", str(suite)]) == 0
     shutil.rmtree(tmp_path / "suite.out")
-    before = len(fake_engine)
-    for _ in range(2):
+    before, bundle = len(fake_engine), tmp_path / "suite.tar.gz"
+    for engines in (1, 2):
         capsys.readouterr()
-        assert main(["replay", str(tmp_path / "suite.tar.gz")]) == 0
+        assert main(["replay", str(bundle)]) == 0
         assert capsys.readouterr().out.count("3 of 3 records equal, byte for byte: ") == 2
-    assert len(fake_engine) == before + 1
-    assert main(["replay", str(tmp_path / "suite.tar.gz"), "-o", str(tmp_path / "o.jsonl")]) == 2
+        assert len(fake_engine) == before + engines
+        assert main(["replay", str(bundle)]) == 2
+        says = f"mlxrun: {bundle}: its 2 replays are complete already; --fresh runs them again"
+        assert says in capsys.readouterr().err
+        shutil.rmtree(next((tmp_path / "suite").rglob("seed-2/job.replay.out.jsonl.run")))
+        next((tmp_path / "suite").rglob("seed-2/job.replay.out.jsonl")).unlink()
+    assert main(["replay", str(bundle), "--fresh"]) == 0
+    assert main(["replay", str(bundle), "-o", str(tmp_path / "o.jsonl")]) == 2
     assert "contains 2 runs, and -o names the output of one" in capsys.readouterr().err
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import chats
 from tests.helpers.eval_runs import run_lines
+from tests.helpers.suite_files import CAPITALS, write_suite
 
 pytestmark = pytest.mark.thorough
 
@@ -56,3 +58,27 @@ async def test_failed_lines_are_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_no_history_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", str(tmp_path / "x.jsonl")]) == 2
     assert "is no history yet" in capsys.readouterr().err
+
+
+def test_cells_that_are_changed_are_named(
+    tmp_path: Path, fake_engine: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a history and in a bundle, which have them all the same."""
+    other = "      countries: {data: other.csv, prompt: '{{ country }}', expected: country}\n"
+    suite = write_suite(tmp_path, CAPITALS + other, other_csv="country\nPeru\n")
+    assert main(["eval", str(suite)]) == 0
+    path, bundle = tmp_path / "nightly.jsonl", tmp_path / "suite.tar.gz"
+    says = "{}: changed: its lines are earlier ones than those that the suite has now"
+    for names in ([], ["tiny/capitals/seed-0"]):
+        for command in (["history", str(path), str(suite)], ["bundle", str(suite), "-o", str(bundle)]):
+            capsys.readouterr()
+            assert main(command) == 0
+            found = [line for line in capsys.readouterr().err.splitlines() if "changed" in line]
+            assert found == [f"warning: {says.format(name)}" for name in names]
+        cities = tmp_path / "cities.csv"
+        cities.write_text(cities.read_text().replace("Lima", "Cusco"))
+        assert main(["eval", str(suite), "--only", "*/countries"]) == 0
+    capsys.readouterr()
+    cell = tmp_path / "suite.out/tiny/capitals/seed-0"
+    assert main(["history", str(path), str(cell)]) == 0
+    assert f"warning: {says.format(cell)}" in capsys.readouterr().err
