@@ -117,6 +117,12 @@ class PrefillRunner:
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
+    def compute_trial(self) -> None:
+        """Compute two tokens in caches of their own, and wait for them."""
+        cache, adapters = self._caller.make_cache(), (self._caller.row_adapters.find(None),)
+        logits = PrefillForward([[1, 1]], cache, 0, TEXT_ONLY, adapters).call(self._caller)
+        mx.eval(logits, list_all_arrays(cache))
+
     def _forward_single(self, chunk: PrefillChunk, row: RunningRow, output: PrefillOutput) -> None:
         """Add the logprobs of the chunk to `output`, and logits if it ends the row's tokens: then nothing is
         left for a decode step to compute."""

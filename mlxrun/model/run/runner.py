@@ -76,6 +76,10 @@ class ModelRunner:
             self._mtp.rows.keep_only(())
         self._launched = LaunchedStep()
 
+    def compute_trial(self) -> None:
+        """Compute two tokens of no request, and wait for them. Raises what the model raises."""
+        self._prefiller.compute_trial()
+
     def close(self) -> None:
         """Drop all arrays and this thread's streams. Nothing can be computed afterwards."""
         mx.synchronize()

@@ -159,6 +159,22 @@ def test_a_prefix_that_was_lost_is_computed(zoo: Zoo) -> None:
     assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() < 1e-4
 
 
+def test_a_trial_computes_without_rows_and_raises_what_the_model_raises(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = Prefill(zoo)
+    shapes = watch_shapes(prefill, monkeypatch)
+    prefill.runner.compute_trial()
+    assert shapes == [(1, 2)] and prefill.rows == {}
+
+    def fail(*rest: object) -> mx.array:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(prefill.caller, "prefill", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        prefill.runner.compute_trial()
+
+
 def test_the_comparison_sees_a_lost_token(zoo: Zoo) -> None:
     """The mutation twin: the row's cache lacks one token."""
     prefill = Prefill(zoo)
