@@ -257,6 +257,7 @@ class ModelRunner:
         newest, logprobs = mx.array(tokens[-1:]), RowLogprobs.start(request)
         row = RunningRow(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, logprobs=logprobs)
         row.prompt_length, row.media = len(request.prompt), request.media
+        row.image_spans = request.image_spans
         row.adapter = self._caller.row_adapters.find(request.adapter and request.adapter.name)
         if self._methods.shares_pages:
             row.page_keys = compute_page_keys(request, row.adapter, self._methods.grid)
