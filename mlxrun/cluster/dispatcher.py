@@ -117,24 +117,24 @@ class Dispatcher:
         failures = 0
         while failures < MOST_STARTS:
             if failures:
-                slot.state = "starting"  # it comes back: the job does not end meanwhile
                 await asyncio.sleep(self._backoff * 2 ** (failures - 1))
             done, slot.state, slot.worker = slot.done, "starting", slot.make()
             try:
                 slot.facts = slot.seen = await slot.worker.start()
                 await self._serve(slot, slot.worker)
             except WorkerRefused as error:
-                if slot.done:  # it has served: what keeps it from starting again may pass
-                    slot.state, slot.reason, failures = "lost", str(error), failures + 1
-                    await self._close_worker(slot)
-                    continue
-                slot.state, slot.reason = "refused", str(error)
-                log.warning("worker %d is not used: %s", slot.number, error)
-                break
+                slot.reason = str(error)
+                if not slot.done:
+                    slot.state = "refused"
+                    log.warning("worker %d is not used: %s", slot.number, error)
+                    break
+                failures += 1  # it has served: what keeps it from starting again may pass
             except WorkerDied as error:
-                slot.state, slot.reason = "lost", str(error)
+                slot.reason = str(error)
                 failures = 1 if slot.done > done else failures + 1
                 self._on_death(slot, error)
+            # Where another one will start, the job does not end while this one is being closed.
+            slot.state = "starting" if failures < MOST_STARTS else "lost"
             await self._close_worker(slot)
         await self._close_worker(slot)
         if all(each.state in ("lost", "refused") and each.worker is None for each in self.slots):

@@ -282,6 +282,15 @@ def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
     return array("q", [-1 - (word & ID_MASK) for word in words[: len(tokens)]])
 
 
+def find_chunk_stop(start: int, stop: int, spans: Sequence[tuple[int, int]]) -> int:
+    """Return the end of a chunk that begins at `start` and should end at `stop`. It ends before an image that
+    this would split, or behind it if the chunk begins with the image."""
+    for image_start, image_stop in spans:
+        if image_start < stop < image_stop:
+            stop = image_start if image_start > start else image_stop
+    return stop
+
+
 def round_down(length: int, spans: Sequence[tuple[int, int]], grid: int = 1) -> int:
     """Return the longest length, at most `length`, that is a multiple of `grid` and does not end inside an
     image."""

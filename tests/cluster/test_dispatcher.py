@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mlxrun.cluster.dispatcher import MOST_DEATHS, Dispatcher
-from mlxrun.cluster.messages import LineResult, WorkerRefused
+from mlxrun.cluster.messages import LineResult, WorkerFacts, WorkerRefused
 from mlxrun.cluster.worker_slots import WorkerSlot
 from mlxrun.core.errors import EngineDead, InternalError
-from tests.helpers.fake_workers import FakeFleet, answer_all, make_ticket
+from tests.helpers.fake_workers import FakeFleet, FakeWorker, answer_all, make_ticket
 from tests.helpers.raw_clients import until
 
 
@@ -182,6 +182,38 @@ async def test_refused_workers_are_left_out_and_none_is_an_error() -> None:
     with pytest.raises(WorkerRefused, match="no worker is left .worker 0: another device"):
         async with started(FakeFleet(refused={0}), 1):
             pass
+
+
+async def test_a_worker_that_will_come_back_counts_while_its_old_process_is_closed() -> None:
+    """The other one is refused meanwhile, which must not end the job."""
+    fleet, is_closed, is_loaded = FakeFleet(held=True, refused={1}), asyncio.Event(), asyncio.Event()
+
+    class SlowWorker(FakeWorker):
+        async def start(self) -> WorkerFacts:
+            if self.number == 1:
+                await is_loaded.wait()
+            return await super().start()
+
+        async def close(self) -> None:
+            if self.number == 0:
+                await is_closed.wait()
+            await super().close()
+
+    first = SlowWorker(fleet, 0)
+    workers = iter((first, FakeWorker(fleet, 0)))
+    dispatcher = Dispatcher([lambda: next(workers), lambda: SlowWorker(fleet, 1)], backoff=0.0)
+    await dispatcher.start()
+    task = asyncio.create_task(answer_all(dispatcher, [make_ticket("a")]))
+    await until(lambda: first.lines)
+    first.kill()
+    await until(lambda: dispatcher.slots[0].deaths)
+    is_loaded.set()
+    await until(lambda: dispatcher.slots[1].state == "refused")
+    fleet.held = False
+    is_closed.set()
+    (found,) = await task
+    assert isinstance(found, LineResult) and found.body == {"of": "a"}
+    await dispatcher.close()
 
 
 async def test_lines_are_not_failed_by_the_end_of_the_last_worker() -> None:

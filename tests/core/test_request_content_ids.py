@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from mlxrun.core.request import Request, SamplingParams, build_content_ids, has_known_content, round_down
+from mlxrun.core.request import (
+    Request,
+    SamplingParams,
+    build_content_ids,
+    find_chunk_stop,
+    has_known_content,
+    round_down,
+)
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -49,6 +56,13 @@ def test_images_are_known_by_their_tokens_and_digests() -> None:
     unnamed = replace(unknown, image_spans=((1, 3),))
     known = replace(unnamed, image_digests=(A,))
     assert [has_known_content(r) for r in (text, unknown, unnamed, known)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "found"), [(0, 4, 4), (0, 6, 4), (4, 6, 8), (5, 6, 8), (4, 8, 8), (0, 9, 9)]
+)
+def test_no_chunk_ends_inside_an_image(start: int, stop: int, found: int) -> None:
+    assert find_chunk_stop(start, stop, ((4, 8),)) == found
 
 
 @pytest.mark.parametrize(("length", "grid", "found"), [(6, 1, 4), (4, 1, 4), (9, 4, 8), (7, 4, 4), (7, 3, 3)])

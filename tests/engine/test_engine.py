@@ -216,6 +216,32 @@ def test_a_broken_device_stops_the_engine(
     assert all(answers.get_answer(rid) in [((), FinishReason.ERROR), ((), None)] for rid in answers.events)
 
 
+def test_culprits_of_any_number_leave_others_their_answers() -> None:
+    """Each choice of a prompt that cannot be computed fails by itself, beside a request that can be."""
+    culprits = [make_request(f"bad{at}", 5, 8) for at in range(8)]
+    runner = FakeRunner(poison={each.id: 3 for each in culprits})
+    engine = make_engine(runner, make_settings(max_running=16), max_errors=5)
+    for request in (CROWD[0], *culprits):
+        engine.add(request)
+    answers = finish_all(engine)
+    assert answers.get_answer(CROWD[0].id) == compute_answer(CROWD[0])
+    assert {answers.finish(each.id) for each in culprits} == {FinishReason.ERROR}
+    assert 0 < runner.trials < len(culprits)
+
+
+def test_culprits_one_after_the_other_do_not_stop_an_idle_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """The third one makes the engine compute without a request, which shows that it can."""
+    names = [f"bad{at}" for at in range(7)]
+    runner = FakeRunner(poison=dict.fromkeys(names, 3))
+    engine, answers = make_engine(runner, max_errors=3), Answers()
+    for name in names:
+        engine.add(make_request(name, 5, 8))
+        finish_all(engine, answers)
+    assert [answers.finish(name) for name in names] == [FinishReason.ERROR] * 7
+    assert runner.trials == 2
+    assert caplog.text.count("3 steps failed in a row by their requests") == 2
+
+
 def test_failures_far_apart_do_not_add_up() -> None:
     """A token that came out between them shows that the engine works."""
     runner = FakeRunner(fail_steps=range(5, 200, 12))

@@ -120,6 +120,7 @@ class FakeRunner:
     broken: list[str] = field(default_factory=list)  # rules of a plan that were not kept
     admissions: list[str] = field(default_factory=list)
     resets: int = 0
+    trials: int = 0
     closed: bool = False
     rows: dict[str, FakeRow] = field(default_factory=dict)
     peak: int = 0  # bytes in use at most
@@ -171,6 +172,11 @@ class FakeRunner:
         self.threads.add(threading.get_ident())
         self.resets += 1
         self.rows, self._launched, self._scored, self.trouble = {}, [], [], None
+
+    def compute_trial(self) -> None:
+        self.trials += 1
+        if self.dead:
+            raise RuntimeError("the device is gone")
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())

@@ -40,7 +40,7 @@ SECRET = "s3cret"
 class FakeModels:
     """All models of a test, by name. `script`: of the engine of each; `sizes`: bytes, 1 if there is none;
     `broken`: names of those that cannot be loaded; `http`: whether they really serve; `held`: models are
-    loaded once it is set."""
+    loaded once it is set, and `closing`: closed."""
 
     names: tuple[str, ...] = ("a", "b")
     script: Callable[[str], Script | None] = lambda name: None
@@ -50,6 +50,7 @@ class FakeModels:
     broken: set[str] = field(default_factory=set)
     http: bool = False
     held: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
     lives: list[FakeModel] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
     digest: str = "as ever"
@@ -57,6 +58,7 @@ class FakeModels:
     def make_pool(self, limit: int = 1, max_waiting: int = 100, timeout: float | None = None) -> ModelPool:
         """A pool in which `limit` bytes fit. Busy models are drained after a tenth of a second."""
         self.held.set()
+        self.closing.set()
         slots = [self._make_slot(number, name) for number, name in enumerate(self.names)]
         return ModelPool(slots, limit, max_waiting, timeout, patience=0.1)
 
@@ -117,6 +119,7 @@ class FakeModel:
         self.is_draining = True
 
     async def close(self) -> None:
+        await self.models.closing.wait()
         self.closed = True
         await self._stack.aclose()
 

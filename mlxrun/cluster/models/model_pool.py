@@ -176,10 +176,10 @@ class ModelPool:
             raise slot.error
 
     def _check_failure(self, slot: ModelSlot, now: float) -> None:
-        """Raise the error of a model that has just failed: loading it again would only take memory and
-        time."""
+        """Raise the error of a model that has just failed, also while its process is being closed: loading it
+        again would only take memory and time."""
         left = slot.compute_backoff(now)
-        if left > 0 and slot.state == "unloaded":
+        if left > 0:
             error = ModelLoadError(f"{slot.name}: {slot.error} (it is tried again in {math.ceil(left)} s)")
             error.retry_after = math.ceil(left)
             raise error

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.core.request import (
+    FinishReason,
+    HitKind,
+    Request,
+    TokenEvent,
+    TokenLogprob,
+    find_chunk_stop,
+)
 from mlxrun.core.step_plan import CacheHit, SampledToken
 from mlxrun.engine.scheduler.row_drafter import Acceptance, RowDrafter
 
@@ -130,10 +137,7 @@ class RequestState:
         start = self.num_computed_tokens
         stop = min((start // chunk + 1) * chunk, self.prefill_target, start + max_tokens)
         stop = min([stop, *(position for position in self.cache_positions if position > start)])
-        for image_start, image_stop in self.request.image_spans:
-            if image_start < stop < image_stop:
-                stop = image_start if image_start > start else image_stop
-        return stop
+        return find_chunk_stop(start, stop, self.request.image_spans)
 
     def record_prefill(self, stop: int) -> None:
         """Note that a chunk up to `stop` was scheduled."""

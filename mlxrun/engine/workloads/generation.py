@@ -19,7 +19,8 @@ Runner = ModelRunner | IdleRunner
 
 
 class GenerationSteps:
-    """Computes answers. `max_errors`: consecutive failed steps after which the engine stops."""
+    """Computes answers. `max_errors`: consecutive failed steps after which the engine stops, unless the model
+    still computes."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, max_errors: int) -> None:
         self.scheduler = scheduler
@@ -61,7 +62,7 @@ class GenerationSteps:
         `execute` launches a step and returns the tokens of the one before. In two cases this step launches
         nothing and only collects these tokens. One is that they are first tokens only: clients wait for them,
         and no decoding row is delayed. The other is that drafts are about to follow. EngineDead after
-        `engine.max_errors` consecutive failed steps.
+        `engine.max_errors` consecutive failed steps, if the model computes nothing by itself either.
         """
         self.steps += 1
         self._has_aborted = False
@@ -107,8 +108,19 @@ class GenerationSteps:
         self.runner.reset()
         self._last_plan = None
         if self._failures_in_a_row >= self._max_errors:
-            raise EngineDead(f"{self._failures_in_a_row} steps failed in a row: {error}") from error
+            self._check_device(error)
         return self.scheduler.step_failed(plan, error)
+
+    def _check_device(self, error: Exception) -> None:
+        """Find out whether many steps failed because of their requests or of the device. EngineDead if the
+        model computes nothing without a request either."""
+        try:
+            self.runner.compute_trial()
+        except Exception as problem:  # whatever the model raises
+            text = f"{self._failures_in_a_row} steps failed in a row: {error}"
+            raise EngineDead(text if str(problem) == str(error) else f"{text}; then: {problem}") from error
+        log.warning("%d steps failed in a row by their requests: the model computes", self._failures_in_a_row)
+        self._failures_in_a_row = 0
 
     def exclude_time(self) -> None:
         """Exclude the time since the last step from the time of the next one."""

@@ -169,6 +169,9 @@ class IdleRunner:
     def reset(self) -> None:
         """Do nothing, since nothing is kept."""
 
+    def compute_trial(self) -> None:
+        """Do nothing, since no step fails."""
+
     def close(self) -> None:
         """Drop this thread's streams. Nothing can be computed afterwards."""
         mx.synchronize()

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxrun.core.request import find_chunk_stop
 from mlxrun.core.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
 from mlxrun.model.hooks.device_attention import count_dummies
 from mlxrun.model.kv.ragged import layer_caches
@@ -108,14 +109,24 @@ class PrefillRunner:
         return needs_ids_only and (not _list_parts([chunk], [row]) or self._logprob_reader.hook is not None)
 
     def compute_prefix(self, row: RunningRow, length: int) -> None:
-        """Fill the row's empty cache with its first `length` tokens, and wait for them."""
-        for start in range(0, length, RECOMPUTE_CHUNK):
-            stop = min(start + RECOMPUTE_CHUNK, length)
+        """Fill the row's empty cache with its first `length` tokens, and wait for them. In reproducible mode
+        the chunks are those of a prompt without a hit. Images are never split."""
+        grid = self._methods.grid if self._methods.grid > 1 else RECOMPUTE_CHUNK
+        stop = 0
+        while stop < length:
+            start = stop
+            stop = find_chunk_stop(start, min((start // grid + 1) * grid, length), row.image_spans)
             row.inputs = self._caller.encode_images(row.inputs, stop)
             ids = [row.tokens[start:stop]]
             self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)))
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
+
+    def compute_trial(self) -> None:
+        """Compute two tokens in caches of their own, and wait for them."""
+        cache, adapters = self._caller.make_cache(), (self._caller.row_adapters.find(None),)
+        logits = PrefillForward([[1, 1]], cache, 0, TEXT_ONLY, adapters).call(self._caller)
+        mx.eval(logits, list_all_arrays(cache))
 
     def _forward_single(self, chunk: PrefillChunk, row: RunningRow, output: PrefillOutput) -> None:
         """Add the logprobs of the chunk to `output`, and logits if it ends the row's tokens: then nothing is

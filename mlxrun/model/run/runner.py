@@ -76,6 +76,10 @@ class ModelRunner:
             self._mtp.rows.keep_only(())
         self._launched = LaunchedStep()
 
+    def compute_trial(self) -> None:
+        """Compute two tokens of no request, and wait for them. Raises what the model raises."""
+        self._prefiller.compute_trial()
+
     def close(self) -> None:
         """Drop all arrays and this thread's streams. Nothing can be computed afterwards."""
         mx.synchronize()
@@ -253,6 +257,7 @@ class ModelRunner:
         newest, logprobs = mx.array(tokens[-1:]), RowLogprobs.start(request)
         row = RunningRow(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, logprobs=logprobs)
         row.prompt_length, row.media = len(request.prompt), request.media
+        row.image_spans = request.image_spans
         row.adapter = self._caller.row_adapters.find(request.adapter and request.adapter.name)
         if self._methods.shares_pages:
             row.page_keys = compute_page_keys(request, row.adapter, self._methods.grid)

@@ -77,6 +77,7 @@ class RunningRow:
     logprobs: RowLogprobs | None = None
     prompt_length: int = 0  # tokens that the row did not sample
     media: Any = None  # see core.request.Request
+    image_spans: Sequence[tuple[int, int]] = ()  # see core.request.Request
     adapter: int = 0  # number of its LoRA adapter; see hooks/adapted_layers.py
     page_keys: Sequence[bytes] = ()  # of pages that it may share; see kv/paged/page_table.py
 

@@ -153,6 +153,21 @@ async def test_a_model_that_cannot_be_loaded_fails_its_requests_alone() -> None:
         assert pool.slots[0].error is None
 
 
+@pytest.mark.parametrize("is_line", [False, True])
+async def test_a_request_for_a_model_that_failed_does_not_wait_while_it_is_closed(is_line: bool) -> None:
+    models = FakeModels(broken={"a"})
+    async with started(models) as pool:
+        models.closing.clear()
+        first = asyncio.create_task(use(pool, "a"))
+        await until(lambda: states(pool)[0] == "unloading")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ModelLoadError, match=r"its files are broken .it is tried again in \d s."):
+                await pool.wait_loaded(pool.slots[0], is_line=is_line)
+        models.closing.set()
+        with pytest.raises(ModelLoadError):
+            await first
+
+
 async def test_a_model_that_dies_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_pool, "STEADY_SECONDS", 0.0)
     models = FakeModels()

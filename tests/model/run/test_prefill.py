@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlxrun.model.hooks import device_attention
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.run import prefill as prefill_module
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
@@ -31,7 +33,7 @@ LONG, SHORT, EQUAL = text_models.prompts(7, (40, 38, 40))
 class Prefill:
     """A PrefillRunner and its rows."""
 
-    def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: bool) -> None:
+    def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: int) -> None:
         self.caller: ModelCaller = load_tiny_caller(zoo.text("llama"))
         cache, vocab = run_trial_forward(self.caller)
         self.vocab = vocab
@@ -157,6 +159,62 @@ def test_a_prefix_that_was_lost_is_computed(zoo: Zoo) -> None:
     prefill.runner.compute_prefix(row, 32)
     assert row.cached == 32 and list_all_arrays(row.cache)
     assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("grid", "spans", "sizes"),
+    [
+        (1, (), [32]),
+        (8, (), [8, 8, 8, 8]),
+        (8, ((6, 14),), [6, 8, 2, 8, 8]),
+        (8, ((0, 27),), [27, 5]),
+        (16, ((10, 12),), [16, 16]),
+    ],
+)
+def test_a_lost_prefix_is_computed_in_the_chunks_of_its_prompt(
+    zoo: Zoo, grid: int, spans: tuple[tuple[int, int], ...], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a grid, in reproducible mode, it has the bits that the prompt's chunks have."""
+    prefill = Prefill(zoo, grid=grid)
+    row, other = prefill.add("a", LONG), prefill.add("b", LONG)
+    row.image_spans = spans
+    shapes = watch_shapes(prefill, monkeypatch)
+    prefill.runner.compute_prefix(row, 32)
+    assert shapes == [(1, size) for size in sizes]
+    edges = [0, *itertools.accumulate(sizes)]
+    for chunk in itertools.pairwise(edges):
+        prefill.run(("b", *chunk))
+    pairs = zip(list_all_arrays(row.cache), list_all_arrays(other.cache), strict=True)
+    assert all(mx.array_equal(mine, theirs).item() for mine, theirs in pairs)
+
+
+def test_images_are_not_split_where_a_lost_prefix_is_computed(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a grid, chunks end at fixed distances."""
+    monkeypatch.setattr(prefill_module, "RECOMPUTE_CHUNK", 16)
+    prefill = Prefill(zoo)
+    row = prefill.add("a", LONG)
+    row.image_spans = ((12, 20),)
+    shapes = watch_shapes(prefill, monkeypatch)
+    prefill.runner.compute_prefix(row, 36)
+    assert shapes == [(1, 12), (1, 8), (1, 12), (1, 4)] and row.cached == 36
+
+
+def test_a_trial_computes_without_rows_and_raises_what_the_model_raises(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = Prefill(zoo)
+    shapes = watch_shapes(prefill, monkeypatch)
+    prefill.runner.compute_trial()
+    assert shapes == [(1, 2)] and prefill.rows == {}
+
+    def fail(*rest: object) -> mx.array:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(prefill.caller, "prefill", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        prefill.runner.compute_trial()
 
 
 def test_the_comparison_sees_a_lost_token(zoo: Zoo) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxrun.core.request import HitKind, Request, SamplingParams
@@ -17,6 +18,7 @@ from mlxrun.core.step_plan import (
     StepPlan,
     StepResult,
 )
+from mlxrun.model.run import prefill
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.runner import ModelRunner
 from tests.helpers import text_models
@@ -138,6 +140,24 @@ def test_a_hit_that_cannot_be_restored_is_computed(zoo: Zoo) -> None:
     results = run_plans(runner, plans)
     assert results[0].invalid_hits == ("a",)
     zoo.answer("llama", PROMPTS[2]).check(list_tokens(results, "a"))
+
+
+def test_a_hit_that_cannot_be_restored_is_computed_without_splitting_images(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "RECOMPUTE_CHUNK", 16)
+    runner, lengths = make_runner(zoo.text("llama"), ComputeMethods()), list[int]()
+    call = runner._caller.prefill
+
+    def watch(ids: mx.array, *rest: Any) -> mx.array:
+        lengths.append(ids.shape[1])
+        return call(ids, *rest)
+
+    monkeypatch.setattr(runner._caller, "prefill", watch)
+    hit = CacheHit(32, HitKind.PREFIX, ((0, 32, "no payload"),))
+    admission = Admission(replace(make_request("a", 2), image_spans=((10, 30),)), hit=hit)
+    runner.execute(StepPlan(admit=(admission,), prefill=(PrefillChunk("a", 32, 40),)))
+    assert lengths == [10, 20, 2, 8]
 
 
 def test_the_tests_see_a_snapshot_of_another_prompt(zoo: Zoo) -> None:
