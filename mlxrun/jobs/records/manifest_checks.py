@@ -173,6 +173,23 @@ def check_owner(paths: JobPaths, sha256: str) -> None:
         )
 
 
+def check_errors_file(paths: JobPaths) -> None:
+    """Raise JobError if the failed lines of another job are in this job's file of errors. A job that an
+    earlier version began beside such a job goes on as long as the other one has no failed lines."""
+    twin = paths.find_twin()
+    if twin is None or (paths.manifest.exists() and not _count_failed(twin)):
+        return
+    out = twin.parent.with_suffix("")
+    raise JobError(f"{paths.errors}: is the file of failed lines of {out}, another output; give another -o")
+
+
+def _count_failed(manifest: Path) -> int:
+    try:
+        return int(read_json(manifest)["counts"]["failed"])
+    except UNREADABLE:
+        return 0
+
+
 def check_settings(paths: JobPaths, settings: Mapping[str, Any], journal: str | None, model: str) -> None:
     """Raise JobError that says what differs if the output has answers of other settings. `settings`: the
     result of `collect_settings`; `journal`: the settings digest in the journal; `model`: the model's path."""

@@ -71,6 +71,14 @@ class JobPaths:
             return ""
         return "it is a folder" if self.out.is_dir() else "it is not a regular file"
 
+    def find_twin(self) -> Path | None:
+        """Find the manifest of a run beside this one whose failed lines are in the same file, as those of
+        X.jsonl and X.out.jsonl are. None if there is none."""
+        stem = self.errors.name.removesuffix(".errors.jsonl")
+        folders = [self.out.with_name(f"{stem}{end}.run") for end in ("", ".out", ".jsonl", ".out.jsonl")]
+        manifests = (each / self.manifest.name for each in folders if each != self.folder)
+        return next(filter(Path.is_file, manifests), None)
+
     def has_answers(self) -> bool:
         """Whether earlier runs have left answers or errors."""
         return any(path.exists() and path.stat().st_size for path in (self.out, self.errors))

@@ -26,7 +26,7 @@ from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.jobs.records.manifest import Manifest
-from mlxrun.jobs.records.manifest_checks import check_owner, check_settings
+from mlxrun.jobs.records.manifest_checks import check_errors_file, check_owner, check_settings
 from mlxrun.jobs.records.output_writer import OutputWriter, sort_outputs
 from mlxrun.jobs.records.reconciliation import JobState, Reconciler
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder
@@ -210,7 +210,8 @@ class JobRun:
             self.say(f"starting over; the earlier answers were moved to {folder}")
 
     async def _check(self, index: LineIndex, end: int) -> None:
-        """JobError if the run would overwrite another job's output, or if the settings refuse its lines."""
+        """JobError if the run would overwrite another job's files, or if the settings refuse its lines."""
+        await asyncio.to_thread(check_errors_file, self.paths)
         if not self.options.fresh:
             await asyncio.to_thread(check_owner, self.paths, index.sha256)
         strict = self.options.strict or self.setup.config.batch.on_invalid == "fail"
