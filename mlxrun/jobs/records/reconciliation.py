@@ -121,6 +121,8 @@ class Reconciler:
             total.reused += entry.reused
             position = self._find_position(entry.custom_id, entry.line, entry.key)
             if position is not None:
+                if entry.state == "failed" and self._get_claim(position)[0] == DONE:
+                    continue  # of a line with the same id, which is no longer in the job
                 at, digests = position * _CLAIM_FORMAT.size, map(_parse_digest, (entry.check, entry.eval))
                 run = max(0, min(entry.run, _MOST_RUNS))
                 _CLAIM_FORMAT.pack_into(self._claims, at, _STATES[entry.state], *digests, run)
@@ -249,6 +251,8 @@ class Reconciler:
             return "changed" if self._get_claim(known)[0] == _NO_CLAIM else self._explain(known, "edited")
         if self._index.state[position] != TODO:
             return "twice"
+        if output_records.is_of_bad_line(record) and not self._index.get_row(position).bad:
+            return self._explain(position, "gone")  # a line with the same id and content, which was removed
         if state == FAILED and position < self._retry:
             return self._explain(position, "retried")
         claimed, check, *_ = self._get_claim(position)
