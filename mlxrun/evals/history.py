@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,7 +25,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.statistics import ALPHA
-from mlxrun.jobs.records.run_paths import wrap_write_errors
+from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
@@ -108,12 +109,31 @@ class CellTrend:
 
 
 def read_history(path: Path) -> list[HistoryRow]:
-    """Read a history file; empty if there is none. JobError with the line that is wrong."""
+    """Read a history file; empty if there is none. A last row that was not written to its end is left out.
+    JobError with the line that is wrong."""
+    return _parse_rows(path, _read_whole_rows(path))
+
+
+def _read_whole_rows(path: Path) -> bytes:
+    """The content without a last row that a kill or a full disk cut off."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        data = path.read_bytes()
     except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
+        return b""
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read: {error}") from error
+    last = data.rpartition(b"\n")[2]
+    try:
+        json.loads(last)  # an editor may leave out the line end of a whole row
+    except ValueError:
+        data = data.removesuffix(last)
+    return data
+
+
+def _parse_rows(path: Path, data: bytes) -> list[HistoryRow]:
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
         raise JobError(f"{path}: cannot be read: {error}") from error
     found = []
     for number, text in enumerate(lines, 1):
@@ -156,7 +176,8 @@ def build_row(run: RunFolder) -> HistoryRow:
 
 def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
     """Add the rows of runs to a history file, and return all. A run that is there already is not added."""
-    known = read_history(path)
+    whole = _read_whole_rows(path)
+    known = _parse_rows(path, whole)
     seen = {(row.cell, row.time, row.output) for row in known}
     rows = [row for row in map(build_row, runs) if (row.cell, row.time, row.output) not in seen]
     for row in rows:
@@ -164,9 +185,12 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
         if before is not None and before.measure != row.measure:
             raise JobError(f"{path}: the figures of {row.cell} have another unit; begin a new history")
     text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-    with wrap_write_errors(path, begun=False), path.open("ab+") as file:
-        is_cut = file.tell() and file.seek(-1, os.SEEK_END) and file.read() != b"\n"  # by an editor
-        file.write((b"\n" if is_cut else b"") + text.encode())
+    if rows:
+        with wrap_write_errors(path, begun=False), closing(Appender(path, begun=False)) as file:
+            if path.exists():
+                os.truncate(path, len(whole))
+            line_end = b"\n" if whole and not whole.endswith(b"\n") else b""
+            file.append(line_end + text.encode())
     return [*known, *rows]
 
 

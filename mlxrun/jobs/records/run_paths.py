@@ -146,15 +146,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 class Appender:
     """A file that the first `append` creates. JobError if it cannot be written; a failed `append` leaves
-    nothing in it."""
+    nothing in it. `begun`: as of `wrap_write_errors`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, begun: bool = True) -> None:
         self.path = path
+        self._begun = begun
         self._handle: int | None = None
 
     def append(self, data: bytes) -> None:
         """Append `data`, completely or not at all."""
-        with wrap_write_errors(self.path):
+        with wrap_write_errors(self.path, begun=self._begun):
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 sync_folder(self.path.parent)
@@ -170,7 +171,7 @@ class Appender:
     def sync(self) -> None:
         """Make what was written durable."""
         if self._handle is not None:
-            with wrap_write_errors(self.path):
+            with wrap_write_errors(self.path, begun=self._begun):
                 sync_handle(self._handle)
 
     def close(self) -> None:
