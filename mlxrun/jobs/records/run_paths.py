@@ -198,6 +198,7 @@ def filter_lines(
     truncated in place."""
     if not path.exists():
         return
+    path, temp = _follow_link(path, temp)
     new: BinaryIO | None = None
     good = 0  # bytes of the old file that stay as they are
     with open_regular(path) as old, ExitStack() as files:
@@ -222,6 +223,7 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
     """Sort the lines of `path` by `find_position(line)`: a different number below `size` for each line."""
     if not path.exists():
         return
+    path, temp = _follow_link(path, temp)
     starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each position, 0 for none
     offset, last, in_order = 0, -1, True
     with open_regular(path) as old:
@@ -239,6 +241,14 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
                     old.seek(start - 1)
                     new.write(old.readline())
             replace_file(new, temp, path)
+
+
+def _follow_link(path: Path, temp: Path) -> tuple[Path, Path]:
+    """The file that a symbolic link names, and a temporary file beside it, as it may be on another disk."""
+    if not path.is_symlink():
+        return path, temp
+    path = Path(os.path.realpath(path))
+    return path, path.with_name(temp.name)
 
 
 def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:

@@ -26,6 +26,19 @@ def test_rewriting_lines(tmp_path: Path) -> None:
     assert not temp.exists()
 
 
+def test_a_symbolic_link_stays(tmp_path: Path) -> None:
+    """As that of an output that is on another disk: the file that it names gets the lines."""
+    (tmp_path / "big").mkdir()
+    real, path, temp = tmp_path / "big/x", tmp_path / "x", tmp_path / "t"
+    real.write_bytes(b"b\na\nc\n")
+    path.symlink_to(real)
+    filter_lines(path, temp, lambda line: None if line == b"c\n" else line)
+    assert path.is_symlink() and real.read_bytes() == b"b\na\n"
+    sort_lines(path, temp, lambda line: b"ab".index(line[:1]), 2)
+    assert path.is_symlink() and real.read_bytes() == b"a\nb\n"
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["big", "x", "x"]
+
+
 def test_common_reasons(tmp_path: Path) -> None:
     path = tmp_path / "x.errors.jsonl"
     reasons = ["too long", "not JSON", "too long", "x" * 900]
