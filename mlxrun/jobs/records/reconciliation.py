@@ -59,8 +59,8 @@ class RunTotals:
 @dataclass(slots=True)
 class JobState:
     """How far earlier runs got. `discarded`: records that were not kept, by reason; `unverified`: kept
-    records without a digest in the journal; `lines`: kept records by the run that wrote them, 0 for an
-    unknown run."""
+    records without a digest in the journal; `dropped`: records that went to dropped.jsonl; `lines`: kept
+    records by the run that wrote them, 0 for an unknown run."""
 
     done: int = 0
     failed: int = 0
@@ -69,6 +69,7 @@ class JobState:
     scores: Scores = field(default_factory=Scores)
     discarded: Counter[str] = field(default_factory=Counter)
     unverified: int = 0
+    dropped: int = 0
     problems: list[str] = field(default_factory=list)
     runs: dict[int, RunTotals] = field(default_factory=dict)
     lines: Counter[int] = field(default_factory=Counter)
@@ -231,6 +232,7 @@ class Reconciler:
             if state == DONE and complete:
                 with wrap_write_errors(self._paths.dropped), self._paths.dropped.open("ab") as file:
                     file.write(data)
+                self.state.dropped += 1
             return None
 
         with wrap_write_errors(path):

@@ -301,7 +301,9 @@ class JobRun:
         if state.old_settings not in (None, settings):
             self.say("the model or a setting that affects answers has changed since the earlier run")
         for reason, number in sorted(state.discarded.items()):
-            self.say(_DISCARDED[reason].format(pluralize(number, "line"), dropped=self.paths.dropped))
+            self.say(_DISCARDED[reason].format(pluralize(number, "line")))
+        if state.dropped:
+            self.say(f"moved to {self.paths.dropped}: {pluralize(state.dropped, 'record')}")
         if state.unverified:
             self.say(_UNVERIFIED.format(pluralize(state.unverified, "record"), journal=self.paths.journal))
         if meter.total and (state.done or state.failed):
@@ -341,10 +343,10 @@ _UNVERIFIED = (
     "noticed; only their shape was checked, and that their ids fit the lines, the model and the settings"
 )
 _DISCARDED = {
-    "changed": "{} will run again because the job or the model changed; old answers were moved to {dropped}",
-    "gone": "the job no longer contains {}; old answers were moved to {dropped}",
-    "edited": "{} will run again because the output was edited or damaged; such records are now in {dropped}",
-    "broken": "the output had {} that this job did not write or that were damaged, now moved to {dropped}",
+    "changed": "{} will run again because the job or the model changed",
+    "gone": "the job no longer contains {}",
+    "edited": "{} will run again because the output was edited or damaged",
+    "broken": "the output had {} that this job did not write or that were damaged",
     "twice": "the output had more than one record of {}; one record of each is kept",
     "torn": "the output had {} that the last run did not finish writing, now removed",
     "lost": "{} will run again because finished records are missing in the output",
