@@ -89,7 +89,7 @@ def rebuild_config(run: RunFolder) -> Config:
         known, plain = {name: set(recorded.get(name, ())) for name in _SECTIONS}, to_plain(config)
         is_whole = known == {name: set(plain[name]) for name in _SECTIONS}
         edited = is_whole and hash_config(config) != run.manifest["config_hash"]
-    except (*UNREADABLE, AttributeError) as error:
+    except UNREADABLE as error:
         raise JobError(f"{run.paths.manifest}: contains no config that can be used: {error!r}") from error
     if edited:
         raise JobError(f"{run.paths.manifest}: its config was edited: it does not have the recorded digest")

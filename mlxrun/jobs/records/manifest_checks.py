@@ -149,7 +149,8 @@ def _leave_out_free(found: RunEnvironment) -> RunEnvironment:
     return replace(found, device={key: each for key, each in found.device.items() if key not in left_out})
 
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # errors of a damaged manifest
+# What reading a damaged manifest, or another of mlxrun's files, raises.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def check_owner(paths: JobPaths, sha256: str) -> None:

@@ -259,10 +259,12 @@ def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
 
 
 def list_common_reasons(*errors: Path, read: int = 1000) -> list[tuple[str, int]]:
-    """Count the reasons of the first `read` error records of each file, the most common first."""
+    """Count the reasons of the first `read` error records of each file, the most common first. What is no
+    record, as after a kill, is left out."""
     found: Counter[str] = Counter()
     for path in filter(Path.exists, errors):
-        with path.open(encoding="utf-8") as lines:
+        with open_regular(path) as lines:
             for line in islice(lines, read):
-                found[str(json.loads(line)["error"]["message"])[:200]] += 1
+                with suppress(ValueError, LookupError, TypeError, RecursionError):
+                    found[str(json.loads(line)["error"]["message"])[:200]] += 1
     return found.most_common()

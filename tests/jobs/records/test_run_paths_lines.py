@@ -42,6 +42,7 @@ def test_a_symbolic_link_stays(tmp_path: Path) -> None:
 def test_common_reasons(tmp_path: Path) -> None:
     path = tmp_path / "x.errors.jsonl"
     reasons = ["too long", "not JSON", "too long", "x" * 900]
-    path.write_text("".join(json.dumps({"error": {"message": text}}) + "\n" for text in reasons))
+    torn = '"x"\n{}\n{"error": {"mess'
+    path.write_text("".join(json.dumps({"error": {"message": text}}) + "\n" for text in reasons) + torn)
     assert list_common_reasons(path) == [("too long", 2), ("not JSON", 1), ("x" * 200, 1)]
     assert list_common_reasons(path, read=2) == [("too long", 1), ("not JSON", 1)]
