@@ -32,6 +32,7 @@ from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
 
 FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant
 WORDS = ("jump", "drift")
+_MOST = 1e150  # of a figure; the squares of larger ones are infinite
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -141,12 +142,26 @@ def _parse_rows(path: Path, data: bytes) -> list[HistoryRow]:
             continue
         try:
             row = HistoryRow(**json.loads(text))
-            if not math.isfinite(row.value) or row.score_measure.better not in ("lower", "higher"):
-                raise ValueError("a value that is no figure")
+            _check_row(row)
         except (ValueError, TypeError, RecursionError) as error:
             raise JobError(f"{path}:{number}: is no row of a history: {error}") from error
         found.append(row)
     return found
+
+
+def _check_row(row: HistoryRow) -> None:
+    """Raise ValueError or TypeError if a row has values that are not those of a run."""
+    texts = [row.cell, row.time, row.output, *(each for each in (row.model, row.version) if each is not None)]
+    counts = row.lines, row.failed, row.unscored
+    figures = [row.value, *((0.0, 0.0) if row.interval is None else row.interval)]
+    if not all(isinstance(each, str) for each in [*texts, *dict(row.measure or {}).values()]):
+        raise ValueError("a value that is no text")
+    if not all(isinstance(each, int) for each in counts):
+        raise ValueError("a number of lines that is none")
+    if len(figures) != 3 or not all(abs(each) <= _MOST for each in figures):  # which NaN is not either
+        raise ValueError("a value that is no figure")
+    if row.score_measure.better not in ("lower", "higher"):
+        raise ValueError("a direction that is none")
 
 
 def build_row(run: RunFolder) -> HistoryRow:
@@ -159,12 +174,12 @@ def build_row(run: RunFolder) -> HistoryRow:
     if value is None:
         raise JobError(f"{out}: the run has no score")
     cell = find_cell(out)
-    return HistoryRow(
+    row = HistoryRow(
         cell=out.name if cell is None else "/".join(cell[1:]),
         time=run.ended,
         lines=int(total["lines"]),
         value=float(value),
-        interval=total["interval"],
+        interval=total.get("interval"),
         measure=total.get("measure"),
         output=str(manifest["output"]["sha256"]),
         model=manifest["model"].get("fingerprint"),
@@ -172,6 +187,11 @@ def build_row(run: RunFolder) -> HistoryRow:
         failed=int(manifest["counts"]["failed"]),
         unscored=int(total.get("unscored", 0)),
     )
+    try:
+        _check_row(row)
+    except (ValueError, TypeError) as error:
+        raise JobError(f"{out}: its score cannot be in a history: {error}") from error
+    return row
 
 
 def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,21 @@ async def test_what_is_no_figure_is_refused(tmp_path: Path) -> None:
         path.write_text(text + "\n")
         with pytest.raises(JobError, match=r"nightly.jsonl:1: is no row of a history"):
             read_history(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"value": each} for each in (float("nan"), 1e308, 10**400, "x", None)),
+        *({"interval": each} for each in (5, [1], ["a", "b"])),
+        *({"failed": "x"}, {"cell": []}, {"model": 5}, {"measure": {**SECONDS, "unit": 5}}, {"measure": 5}),
+    ],
+)
+async def test_a_row_with_other_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "nightly.jsonl"
+    path.write_text(json.dumps(asdict(make_row(0.5)) | wrong) + "\n")
+    with pytest.raises(JobError, match=r"nightly.jsonl:1: is no row of a history"):
+        read_history(path)
 
 
 @pytest.mark.parametrize("kept", [1, 60, -1])
