@@ -100,7 +100,7 @@ def _restore_threads(config: Config, manifest: Mapping[str, Any]) -> Config:
     """The config with the BLAS threads of a run before `engine.blas_threads`."""
     device = manifest.get("device")
     threads = device.get("blas_threads") if isinstance(device, Mapping) else None
-    is_old = "blas_threads" not in manifest["config"]["engine"]
+    is_old = "blas_threads" not in manifest["config"].get("engine", {})
     if not (is_old and config.engine.reproducible and isinstance(threads, int)):
         return config
     return replace(config, engine=replace(config.engine, blas_threads=threads))
