@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -33,11 +34,14 @@ def sync_handle(handle: int) -> None:
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace the content of `path` by `data`. A reader, or the next start, sees the old content or the new
-    one."""
+    one. A symbolic link stays one: the file that it names is replaced. The file keeps its mode."""
+    path = Path(os.path.realpath(path))
     temp = path.with_name(path.name + ".tmp")
     try:
         with temp.open("wb") as file:
             file.write(data)
+            with suppress(OSError):
+                os.chmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             if durable:
                 sync_file(file)
         temp.replace(path)

@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,13 +25,14 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.statistics import ALPHA
-from mlxrun.jobs.records.run_paths import wrap_write_errors
+from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
 
 FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant
 WORDS = ("jump", "drift")
+_MOST = 1e150  # of a figure; the squares of larger ones are infinite
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -108,12 +110,31 @@ class CellTrend:
 
 
 def read_history(path: Path) -> list[HistoryRow]:
-    """Read a history file; empty if there is none. JobError with the line that is wrong."""
+    """Read a history file; empty if there is none. A last row that was not written to its end is left out.
+    JobError with the line that is wrong."""
+    return _parse_rows(path, _read_whole_rows(path))
+
+
+def _read_whole_rows(path: Path) -> bytes:
+    """The content without a last row that a kill or a full disk cut off."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        data = path.read_bytes()
     except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
+        return b""
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read: {error}") from error
+    last = data.rpartition(b"\n")[2]
+    try:
+        json.loads(last)  # an editor may leave out the line end of a whole row
+    except ValueError:
+        data = data.removesuffix(last)
+    return data
+
+
+def _parse_rows(path: Path, data: bytes) -> list[HistoryRow]:
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
         raise JobError(f"{path}: cannot be read: {error}") from error
     found = []
     for number, text in enumerate(lines, 1):
@@ -121,12 +142,26 @@ def read_history(path: Path) -> list[HistoryRow]:
             continue
         try:
             row = HistoryRow(**json.loads(text))
-            if not math.isfinite(row.value) or row.score_measure.better not in ("lower", "higher"):
-                raise ValueError("a value that is no figure")
+            _check_row(row)
         except (ValueError, TypeError, RecursionError) as error:
             raise JobError(f"{path}:{number}: is no row of a history: {error}") from error
         found.append(row)
     return found
+
+
+def _check_row(row: HistoryRow) -> None:
+    """Raise ValueError or TypeError if a row has values that are not those of a run."""
+    texts = [row.cell, row.time, row.output, *(each for each in (row.model, row.version) if each is not None)]
+    counts = row.lines, row.failed, row.unscored
+    figures = [row.value, *((0.0, 0.0) if row.interval is None else row.interval)]
+    if not all(isinstance(each, str) for each in [*texts, *dict(row.measure or {}).values()]):
+        raise ValueError("a value that is no text")
+    if not all(isinstance(each, int) for each in counts):
+        raise ValueError("a number of lines that is none")
+    if len(figures) != 3 or not all(abs(each) <= _MOST for each in figures):  # which NaN is not either
+        raise ValueError("a value that is no figure")
+    if row.score_measure.better not in ("lower", "higher"):
+        raise ValueError("a direction that is none")
 
 
 def build_row(run: RunFolder) -> HistoryRow:
@@ -139,12 +174,12 @@ def build_row(run: RunFolder) -> HistoryRow:
     if value is None:
         raise JobError(f"{out}: the run has no score")
     cell = find_cell(out)
-    return HistoryRow(
+    row = HistoryRow(
         cell=out.name if cell is None else "/".join(cell[1:]),
         time=run.ended,
         lines=int(total["lines"]),
         value=float(value),
-        interval=total["interval"],
+        interval=total.get("interval"),
         measure=total.get("measure"),
         output=str(manifest["output"]["sha256"]),
         model=manifest["model"].get("fingerprint"),
@@ -152,12 +187,18 @@ def build_row(run: RunFolder) -> HistoryRow:
         failed=int(manifest["counts"]["failed"]),
         unscored=int(total.get("unscored", 0)),
     )
+    try:
+        _check_row(row)
+    except (ValueError, TypeError) as error:
+        raise JobError(f"{out}: its score cannot be in a history: {error}") from error
+    return row
 
 
 def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
     """Add the rows of runs to a history file, and return all. A run that is there already is not added.
     JobError if the others are of different jobs with one name, which would be one series."""
-    known = read_history(path)
+    whole = _read_whole_rows(path)
+    known = _parse_rows(path, whole)
     seen = {(row.cell, row.time, row.output) for row in known}
     built = [(run, build_row(run)) for run in runs]
     new = [(run, row) for run, row in built if (row.cell, row.time, row.output) not in seen]
@@ -168,9 +209,12 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
         if before is not None and before.measure != row.measure:
             raise JobError(f"{path}: the figures of {row.cell} have another unit; begin a new history")
     text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-    with wrap_write_errors(path, begun=False), path.open("ab+") as file:
-        is_cut = file.tell() and file.seek(-1, os.SEEK_END) and file.read() != b"\n"  # by an editor
-        file.write((b"\n" if is_cut else b"") + text.encode())
+    if rows:
+        with wrap_write_errors(path, begun=False), closing(Appender(path, begun=False)) as file:
+            if path.exists():
+                os.truncate(path, len(whole))
+            line_end = b"\n" if whole and not whole.endswith(b"\n") else b""
+            file.append(line_end + text.encode())
     return [*known, *rows]
 
 

@@ -89,7 +89,7 @@ def rebuild_config(run: RunFolder) -> Config:
         known, plain = {name: set(recorded.get(name, ())) for name in _SECTIONS}, to_plain(config)
         is_whole = known == {name: set(plain[name]) for name in _SECTIONS}
         edited = is_whole and hash_config(config) != run.manifest["config_hash"]
-    except (*UNREADABLE, AttributeError) as error:
+    except UNREADABLE as error:
         raise JobError(f"{run.paths.manifest}: contains no config that can be used: {error!r}") from error
     if edited:
         raise JobError(f"{run.paths.manifest}: its config was edited: it does not have the recorded digest")
@@ -100,7 +100,7 @@ def _restore_threads(config: Config, manifest: Mapping[str, Any]) -> Config:
     """The config with the BLAS threads of a run before `engine.blas_threads`."""
     device = manifest.get("device")
     threads = device.get("blas_threads") if isinstance(device, Mapping) else None
-    is_old = "blas_threads" not in manifest["config"]["engine"]
+    is_old = "blas_threads" not in manifest["config"].get("engine", {})
     if not (is_old and config.engine.reproducible and isinstance(threads, int)):
         return config
     return replace(config, engine=replace(config.engine, blas_threads=threads))

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folders.run_folder_paths import read_manifest
 from mlxrun.jobs.lines.job_file import BadLine
 from mlxrun.jobs.lines.line_index import TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, make_run_keys
@@ -48,9 +49,10 @@ def check_run(run: RunFolder) -> None:
 def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None = None) -> Scores:
     """Score all answers of a run again. JobError if the run is not as its job left it. `facts`: what the
     manifest's `scoring` has besides the description of `evals`."""
-    paths, manifest = run.paths, run.manifest
+    paths = run.paths
     check_journal(run)
     with lock_folder(paths.folder):
+        run.manifest = manifest = read_manifest(paths.out)  # its job may have gone on since it was opened
         index = LineIndex(paths.job, _make_keys(run), evals=evals)
         with closing(index):
             index.scan()

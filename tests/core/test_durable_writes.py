@@ -6,12 +6,13 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
 
 import mlxrun
-from mlxrun.core.durable_writes import sync_handle
+from mlxrun.core.durable_writes import sync_handle, write_atomically
 
 FULL = 51  # F_FULLFSYNC, as macOS numbers it
 
@@ -76,6 +77,18 @@ def test_a_real_file_and_its_folder(tmp_path: Path) -> None:
             sync_handle(handle)
         finally:
             os.close(handle)
+
+
+def test_links_and_modes_stay(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    real, link = tmp_path / "other/x", tmp_path / "x"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to("other/x")
+    write_atomically(link, b"new")
+    assert link.is_symlink() and real.read_text() == "new"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "x", "x"]
 
 
 def test_nothing_else_calls_fsync() -> None:

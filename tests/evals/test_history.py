@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +162,49 @@ async def test_what_is_no_figure_is_refused(tmp_path: Path) -> None:
         path.write_text(text + "\n")
         with pytest.raises(JobError, match=r"nightly.jsonl:1: is no row of a history"):
             read_history(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"value": each} for each in (float("nan"), 1e308, 10**400, "x", None)),
+        *({"interval": each} for each in (5, [1], ["a", "b"])),
+        *({"failed": "x"}, {"cell": []}, {"model": 5}, {"measure": {**SECONDS, "unit": 5}}, {"measure": 5}),
+    ],
+)
+async def test_a_row_with_other_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "nightly.jsonl"
+    path.write_text(json.dumps(asdict(make_row(0.5)) | wrong) + "\n")
+    with pytest.raises(JobError, match=r"nightly.jsonl:1: is no row of a history"):
+        read_history(path)
+
+
+@pytest.mark.parametrize("kept", [1, 60, -1])
+async def test_a_row_that_was_cut_off(tmp_path: Path, kept: int) -> None:
+    """The rows before it are read, and the next run takes its place. `kept`: of its characters."""
+    path = tmp_path / "nightly.jsonl"
+    run = RunFolder.open(await run_lines(tmp_path / "a", chats(2)))
+    rows = [make_row(0.5, cell="ä")]
+    whole = json.dumps(asdict(rows[0]), ensure_ascii=False)
+    path.write_text(f"{whole}\n{whole[:kept]}")
+    assert read_history(path) == rows
+    rows = add_runs(path, [run])
+    assert len(rows) == 2 and read_history(path) == rows
+
+
+async def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "nightly.jsonl", os.write
+    run = RunFolder.open(await run_lines(tmp_path / "a", chats(2)))
+    path.write_text(before := json.dumps(asdict(make_row(0.5))) + "\n")
+    rooms = [20, 0]
+
+    def tear(handle: int, data: bytes) -> int:
+        if not (room := rooms.pop(0)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data[:room])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", tear)
+        with pytest.raises(JobError, match=r"cannot be written: No space left on device$"):
+            add_runs(path, [run])
+    assert path.read_text() == before

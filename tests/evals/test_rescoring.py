@@ -60,6 +60,19 @@ async def test_an_edited_eval(tmp_path: Path) -> None:
     assert json.loads(bench.paths.manifest.read_text())["scores"] == scores.describe()
 
 
+async def test_a_job_that_goes_on_after_its_run_was_opened(tmp_path: Path) -> None:
+    """The manifest keeps its later runs."""
+    bench = Bench(write_job(tmp_path, chats(6)))
+    await bench.run(limit=2)
+    run = RunFolder.open(bench.job)
+    await bench.run()
+    before = json.loads(bench.paths.manifest.read_text())
+    rescore(run, EvalReader())
+    after = json.loads(bench.paths.manifest.read_text())
+    assert len(after["runs"]) == 2 and after["runs"] == before["runs"]
+    assert after["tokens"] == before["tokens"] and run.manifest == after
+
+
 async def test_a_scorer_and_back(tmp_path: Path) -> None:
     """Lines without an `eval` are scored too. Scoring by the job file restores every byte."""
     bench = Bench(write_job(tmp_path, [*chats(4), chat("plain", "x"), chat("long", "LONG")]))

@@ -54,12 +54,14 @@ def write_bundle(path: Path, out: Path | None) -> Path:
     out = out or place.with_name(place.name + SUFFIX)
     if not is_bundle(out):
         raise JobError(f"{out}: the name of a bundle ends in {SUFFIX}")
-    paths = {os.path.abspath(each) for run in runs for each in _list_files(run)}
+    # Paths lead to places in the bundle as they are written, and to files here as the system reads them: the
+    # two differ for `..` behind a symbolic link.
+    paths = {os.path.abspath(each): each for run in runs for each in _list_files(run)}
     if found is not None:
-        paths |= {os.path.abspath(each) for each in _list_suite_files(found[0])}
+        paths |= {os.path.abspath(each): each for each in _list_suite_files(found[0])}
     base = os.path.commonpath([os.path.dirname(each) for each in paths])
     files: dict[str, Path | bytes] = {
-        f"{FILES}/{Path(each).relative_to(base).as_posix()}": Path(each) for each in paths
+        f"{FILES}/{Path(place).relative_to(base).as_posix()}": each for place, each in paths.items()
     }
     for run in runs:
         files |= _copy_template(run, base)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.exported_run import ExportedRun, name_metric
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
@@ -36,7 +37,7 @@ def write_model_card(runs: Sequence[ExportedRun], path: Path) -> None:
         text = _merge_index(path, _dump(build_model_index(runs)))
     else:
         text = _dump([build_entry(run) for run in runs])
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text.encode())
 
 
 def _merge_index(path: Path, index: str) -> str:

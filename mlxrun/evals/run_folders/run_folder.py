@@ -341,9 +341,12 @@ def _is_running(status: Path) -> bool:
     try:
         found = read_json(status)
         age = datetime.now(UTC) - datetime.fromisoformat(found["updated"])
-        os.kill(int(found["pid"]), 0)
+        is_active = found["state"] in _ACTIVE and age.total_seconds() < _STATUS_SECONDS
+        if (pid := int(found["pid"])) <= 0:  # which would name a group of processes
+            return False
+        os.kill(pid, 0)
     except PermissionError:  # the process of another user
         pass
     except UNREADABLE:
         return False
-    return found["state"] in _ACTIVE and age.total_seconds() < _STATUS_SECONDS
+    return is_active

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import read_json
 from mlxrun.jobs.records.manifest import FORMAT
+from mlxrun.jobs.records.manifest_checks import UNREADABLE
 from mlxrun.jobs.records.run_paths import JobPaths
 
 RUN_SUFFIX = ".run"
 SUITE_NAME = "suite.json"
 _NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
 # The keys whose values are objects; those in _NULLABLE may be null or missing.
-_OBJECTS = ("settings", "model", "versions", "input", "output", "counts")
+_OBJECTS = ("settings", "model", "versions", "input", "output", "counts", "seeds")
 _NULLABLE = ("config", "device", "scores", "tokens", "cache", "user_model")
 
 
@@ -133,21 +135,66 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def _find_misshapen(manifest: Mapping[str, Any]) -> str | None:
-    """Find the first key of a manifest whose value is not an object, or a list of objects for `runs`."""
+    """Find the first key of a manifest that has a value of another kind than mlxrun writes."""
     for name in (*_OBJECTS, *_NULLABLE):
         value = manifest.get(name)
         if not isinstance(value, dict) and (name in _OBJECTS or value is not None):
             return name
+    for name, fits in _VALUES.items():
+        first, key = name.split(".")
+        if not fits(manifest[first].get(key)):
+            return name
+    total = (manifest.get("scores") or {}).get("total") or {}
+    if not isinstance(total, dict) or not all(fits(total.get(name, 0)) for name, fits in _FIGURES.items()):
+        return "scores.total"
     runs = manifest["runs"]
-    return None if isinstance(runs, list) and all(isinstance(run, dict) for run in runs) else "runs"
+    return None if isinstance(runs, list) and all(map(_is_run, runs)) else "runs"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= _MOST
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that is no integer beyond the range of floats, or null."""
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) <= _MOST)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_run(run: Any) -> bool:
+    """Whether a value is a run with the time of its begin, and that of its end or null."""
+    try:
+        for time in (run["started"], run["ended"] or run["started"]):
+            datetime.fromisoformat(time)
+    except UNREADABLE:
+        return False
+    return True
+
+
+_MOST = 2**63
+# What the values of a manifest are, and those of the figure of all its lines.
+_VALUES: dict[str, Callable[[Any], bool]] = {
+    "model.path": _is_text,
+    "input.path": _is_text,
+    "input.sha256": _is_text,
+    "input.lines": _is_count,
+    "output.path": _is_text,
+    "output.sha256": lambda value: value is None or _is_text(value),
+    **{f"counts.{name}": _is_count for name in ("total", "done", "failed")},
+    "seeds.base": lambda value: isinstance(value, int),
+}
+_FIGURES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("lines", "failed", "unscored"), _is_count),
+    **dict.fromkeys(("share", "value"), _is_number),
+}
 
 
 def find_paths(out: Path, manifest: Mapping[str, Any]) -> JobPaths:
     """Find all paths of a run. The job file is at its old place relative to the output, as their folder may
-    have moved, or else at the recorded path. JobError if the manifest is damaged."""
-    try:
-        recorded, recorded_out = Path(manifest["input"]["path"]), Path(manifest["output"]["path"])
-    except (KeyError, TypeError) as error:
-        raise JobError(f"{_get_run_folder(out) / 'manifest.json'}: is damaged: {error!r}") from error
+    have moved, or else at the recorded path."""
+    recorded, recorded_out = Path(manifest["input"]["path"]), Path(manifest["output"]["path"])
     moved = Path(os.path.normpath(out.parent / os.path.relpath(recorded, recorded_out.parent)))
     return JobPaths(moved if moved.is_file() or not recorded.is_file() else recorded, out)

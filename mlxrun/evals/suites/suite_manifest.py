@@ -7,10 +7,12 @@ cell was computed is in the manifest of its own run.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -73,6 +75,7 @@ class SuiteManifest:
         }
         self._loads: dict[str, int] = {}
         self._state = "running"
+        self._written = {name: _dump_scores(each) for name, each in self.records.items()}
 
     def begin(self) -> None:
         """Add this start, and write the manifest."""
@@ -95,13 +98,23 @@ class SuiteManifest:
         """End this start. `state`: done, interrupted or failed."""
         self._runs[-1].update(ended=format_now(), exit=exit_code)
         self._state = state
+        self._take_scores()
         self.pools = pool_seeds(self._folder, list(self.records.values()), self.pools)
         self._write()
 
     def _write(self) -> None:
+        self._take_scores()
         cells = list(self.records.values())
         content = {**self._head, "state": self._state, "cells": cells, "pools": self.pools}
         write_json(self._path, {**content, "runs": self._runs})
+        self._written = {name: _dump_scores(each) for name, each in self.records.items()}
+
+    def _take_scores(self) -> None:
+        """Take over the scores that `update_cell_scores` has written since the last write."""
+        with suppress(JobError):
+            for each in (load_suite_manifest(self._path) or {"cells": []})["cells"]:
+                if self._written.get(each["name"]) not in (None, _dump_scores(each)):
+                    self.records[each["name"]]["scores"] = each["scores"]
 
 
 def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
@@ -115,6 +128,11 @@ def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
             record["scores"] = scores
     manifest["pools"] = pool_seeds(found[0], manifest["cells"], manifest.get("pools", []))
     write_json(found[0] / SUITE_NAME, manifest)
+
+
+def _dump_scores(record: Mapping[str, Any]) -> str:
+    """The scores of a cell's record as text, which is equal before and after it was written."""
+    return json.dumps(record.get("scores"))
 
 
 def _describe_models(file: SuiteFile, cells: Sequence[Cell]) -> Record:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,7 +184,8 @@ def _decode(raw: RawLine) -> Any:
         byte = raw.data[error.start]
         raise _LineError(f"not UTF-8: byte 0x{byte:02x} at byte {error.start + 1}") from error
     try:
-        value = load_json(text, parse_constant=_refuse_constant, object_pairs_hook=_check_unique)
+        hooks = {"parse_constant": _refuse_constant, "parse_float": _parse_float}
+        value = load_json(text, **hooks, object_pairs_hook=_check_unique)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -199,16 +201,30 @@ def _decode(raw: RawLine) -> Any:
 
 
 def _decode_loosely(raw: RawLine) -> Any:
-    """The value of a line that is JSON but for a key that is given twice, NaN or a lone surrogate; None if it
-    is not. NaN becomes null."""
+    """The value of a line that is JSON but for a key that is given twice, a lone surrogate, NaN or a number
+    that is too large; None if it is not. Such numbers become null."""
+    hooks = {"parse_constant": lambda _: None, "parse_float": _parse_finite}
     try:
-        return load_json(raw.data.decode(errors="replace"), parse_constant=lambda _: None)
+        return load_json(raw.data.decode(errors="replace"), **hooks)
     except ValueError:
         return None
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _parse_float(text: str) -> float:
+    found = _parse_finite(text)
+    if found is None:
+        raise ValueError(f"{text[:60]} is too large a number")
+    return found
+
+
+def _parse_finite(text: str) -> float | None:
+    """None for a number that would become infinite, which no JSON has."""
+    found = float(text)
+    return found if math.isfinite(found) else None
 
 
 def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

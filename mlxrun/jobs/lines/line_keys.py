@@ -21,6 +21,7 @@ from typing import Any
 from mlxrun.api.text.media.media_kinds import BASE64_PDF
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config, MediaSettings, SchedulerSettings
+from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.scoring.eval_spec import EvalSpec
 
@@ -195,7 +196,11 @@ def _find_local_media(value: Any) -> Iterator[tuple[str, str]]:
 
 def make_run_keys(manifest: Mapping[str, Any], settings: str, base: Path | None, batch: str = "") -> LineKeys:
     """Make what computes the line keys of an earlier run again, with the limits of media in its manifest. The
-    other parameters are those of LineKeys."""
-    media = manifest["config"]["media"]
-    limits = {f"max_{kind}": media.get(f"{kind}_max_bytes") for kind in ("video", "audio")}
-    return LineKeys(settings, base, media["max_bytes"], batch, **limits)
+    other parameters are those of LineKeys. JobError if the manifest lacks these limits."""
+    try:
+        media = dict(manifest["config"]["media"])
+        limits = {f"max_{kind}": media.get(f"{kind}_max_bytes") for kind in ("video", "audio")}
+        return LineKeys(settings, base, int(media["max_bytes"]), batch, **limits)
+    except (LookupError, TypeError, ValueError) as error:
+        out = manifest["output"]["path"]
+        raise JobError(f"the manifest of {out} is damaged: its config has no limits of media") from error

@@ -28,6 +28,7 @@ from mlxrun.jobs.records.run_paths import Appender
 log = logging.getLogger(__name__)
 FORMAT = 1
 MOST_PROBLEMS = 20
+_MOST = 1e15  # seconds or tokens of an entry that is not damaged
 _TYPES = (int, str, str | None, int | None, str, str, str, int, int)
 
 
@@ -204,10 +205,12 @@ def _parse_timing(value: object) -> LineTiming:
     if not isinstance(value, dict):
         raise TypeError("an entry is an object")
     timing = LineTiming(**value)
-    numbers = (timing.run, timing.started, timing.took, timing.computed, timing.reused, timing.output)
-    maybe = (each for each in (timing.waited, timing.first) if each is not None)
-    if not all(isinstance(each, int | float) for each in (*numbers, *maybe)) or timing.took < 0:
+    maybe = ("waited", "first")
+    numbers = [each for key, each in value.items() if key != "key" and (each is not None or key not in maybe)]
+    if not all(isinstance(each, int | float) and abs(each) <= _MOST for each in numbers) or timing.took < 0:
         raise TypeError("times and tokens are numbers")
+    if not isinstance(value["key"], str):
+        raise TypeError("a key is a text")
     return timing
 
 

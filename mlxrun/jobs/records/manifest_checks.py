@@ -149,7 +149,8 @@ def _leave_out_free(found: RunEnvironment) -> RunEnvironment:
     return replace(found, device={key: each for key, each in found.device.items() if key not in left_out})
 
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # errors of a damaged manifest
+# What reading a damaged manifest, or another of mlxrun's files, raises.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def check_owner(paths: JobPaths, sha256: str) -> None:
@@ -171,6 +172,23 @@ def check_owner(paths: JobPaths, sha256: str) -> None:
             f"{paths.out}: is the output of another job, {job} ({done}); give another -o, or start over with "
             f"--fresh, which moves its answers to {paths.earlier}"
         )
+
+
+def check_errors_file(paths: JobPaths) -> None:
+    """Raise JobError if the failed lines of another job are in this job's file of errors. A job that an
+    earlier version began beside such a job goes on as long as the other one has no failed lines."""
+    twin = paths.find_twin()
+    if twin is None or (paths.manifest.exists() and not _count_failed(twin)):
+        return
+    out = twin.parent.with_suffix("")
+    raise JobError(f"{paths.errors}: is the file of failed lines of {out}, another output; give another -o")
+
+
+def _count_failed(manifest: Path) -> int:
+    try:
+        return int(read_json(manifest)["counts"]["failed"])
+    except UNREADABLE:
+        return 0
 
 
 def check_settings(paths: JobPaths, settings: Mapping[str, Any], journal: str | None, model: str) -> None:

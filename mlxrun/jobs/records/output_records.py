@@ -28,6 +28,7 @@ CREATED = 0
 SHOWN_NOTES = 5  # warnings of one job about answers that could not be scored
 ID_PREFIX = "batch_req_"
 AGENT_KEYS = ("transcript", "agent")  # of records of conversations with tools
+_BAD_LINE = "invalid_line"  # as the code of an error
 _ID = re.compile(ID_PREFIX + "[0-9a-f]{32}")
 
 
@@ -106,7 +107,12 @@ def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path,
 def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:
     """Build the error record of a line that is not a valid request."""
     assert isinstance(indexed.line, BadLine)
-    return _build_record(indexed, None, ("invalid_line", indexed.line.reason, indexed.line.param))
+    return _build_record(indexed, None, (_BAD_LINE, indexed.line.reason, indexed.line.param))
+
+
+def is_of_bad_line(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one of `build_bad_line_record`."""
+    return record["error"] is not None and record["error"].get("code") == _BAD_LINE
 
 
 def build_error_record(indexed: IndexedLine, error: Exception) -> dict[str, Any]:

@@ -59,8 +59,8 @@ class RunTotals:
 @dataclass(slots=True)
 class JobState:
     """How far earlier runs got. `discarded`: records that were not kept, by reason; `unverified`: kept
-    records without a digest in the journal; `lines`: kept records by the run that wrote them, 0 for an
-    unknown run."""
+    records without a digest in the journal; `dropped`: records that went to dropped.jsonl; `lines`: kept
+    records by the run that wrote them, 0 for an unknown run."""
 
     done: int = 0
     failed: int = 0
@@ -69,6 +69,7 @@ class JobState:
     scores: Scores = field(default_factory=Scores)
     discarded: Counter[str] = field(default_factory=Counter)
     unverified: int = 0
+    dropped: int = 0
     problems: list[str] = field(default_factory=list)
     runs: dict[int, RunTotals] = field(default_factory=dict)
     lines: Counter[int] = field(default_factory=Counter)
@@ -121,6 +122,8 @@ class Reconciler:
             total.reused += entry.reused
             position = self._find_position(entry.custom_id, entry.line, entry.key)
             if position is not None:
+                if entry.state == "failed" and self._get_claim(position)[0] == DONE:
+                    continue  # of a line with the same id, which is no longer in the job
                 at, digests = position * _CLAIM_FORMAT.size, map(_parse_digest, (entry.check, entry.eval))
                 run = max(0, min(entry.run, _MOST_RUNS))
                 _CLAIM_FORMAT.pack_into(self._claims, at, _STATES[entry.state], *digests, run)
@@ -229,6 +232,7 @@ class Reconciler:
             if state == DONE and complete:
                 with wrap_write_errors(self._paths.dropped), self._paths.dropped.open("ab") as file:
                     file.write(data)
+                self.state.dropped += 1
             return None
 
         with wrap_write_errors(path):
@@ -249,6 +253,8 @@ class Reconciler:
             return "changed" if self._get_claim(known)[0] == _NO_CLAIM else self._explain(known, "edited")
         if self._index.state[position] != TODO:
             return "twice"
+        if output_records.is_of_bad_line(record) and not self._index.get_row(position).bad:
+            return self._explain(position, "gone")  # a line with the same id and content, which was removed
         if state == FAILED and position < self._retry:
             return self._explain(position, "retried")
         claimed, check, *_ = self._get_claim(position)

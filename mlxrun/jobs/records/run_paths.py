@@ -71,6 +71,14 @@ class JobPaths:
             return ""
         return "it is a folder" if self.out.is_dir() else "it is not a regular file"
 
+    def find_twin(self) -> Path | None:
+        """Find the manifest of a run beside this one whose failed lines are in the same file, as those of
+        X.jsonl and X.out.jsonl are. None if there is none."""
+        stem = self.errors.name.removesuffix(".errors.jsonl")
+        folders = [self.out.with_name(f"{stem}{end}.run") for end in ("", ".out", ".jsonl", ".out.jsonl")]
+        manifests = (each / self.manifest.name for each in folders if each != self.folder)
+        return next(filter(Path.is_file, manifests), None)
+
     def has_answers(self) -> bool:
         """Whether earlier runs have left answers or errors."""
         return any(path.exists() and path.stat().st_size for path in (self.out, self.errors))
@@ -138,15 +146,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 class Appender:
     """A file that the first `append` creates. JobError if it cannot be written; a failed `append` leaves
-    nothing in it."""
+    nothing in it. `begun`: as of `wrap_write_errors`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, begun: bool = True) -> None:
         self.path = path
+        self._begun = begun
         self._handle: int | None = None
 
     def append(self, data: bytes) -> None:
         """Append `data`, completely or not at all."""
-        with wrap_write_errors(self.path):
+        with wrap_write_errors(self.path, begun=self._begun):
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 sync_folder(self.path.parent)
@@ -162,7 +171,7 @@ class Appender:
     def sync(self) -> None:
         """Make what was written durable."""
         if self._handle is not None:
-            with wrap_write_errors(self.path):
+            with wrap_write_errors(self.path, begun=self._begun):
                 sync_handle(self._handle)
 
     def close(self) -> None:
@@ -189,6 +198,7 @@ def filter_lines(
     truncated in place."""
     if not path.exists():
         return
+    path, temp = _follow_link(path, temp)
     new: BinaryIO | None = None
     good = 0  # bytes of the old file that stay as they are
     with open_regular(path) as old, ExitStack() as files:
@@ -213,6 +223,7 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
     """Sort the lines of `path` by `find_position(line)`: a different number below `size` for each line."""
     if not path.exists():
         return
+    path, temp = _follow_link(path, temp)
     starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each position, 0 for none
     offset, last, in_order = 0, -1, True
     with open_regular(path) as old:
@@ -232,6 +243,14 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
             replace_file(new, temp, path)
 
 
+def _follow_link(path: Path, temp: Path) -> tuple[Path, Path]:
+    """The file that a symbolic link names, and a temporary file beside it, as it may be on another disk."""
+    if not path.is_symlink():
+        return path, temp
+    path = Path(os.path.realpath(path))
+    return path, path.with_name(temp.name)
+
+
 def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
     """Rename `temp`, open as `new`, to `path` once its content is durable."""
     sync_file(new)
@@ -240,10 +259,12 @@ def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
 
 
 def list_common_reasons(*errors: Path, read: int = 1000) -> list[tuple[str, int]]:
-    """Count the reasons of the first `read` error records of each file, the most common first."""
+    """Count the reasons of the first `read` error records of each file, the most common first. What is no
+    record, as after a kill, is left out."""
     found: Counter[str] = Counter()
     for path in filter(Path.exists, errors):
-        with path.open(encoding="utf-8") as lines:
+        with open_regular(path) as lines:
             for line in islice(lines, read):
-                found[str(json.loads(line)["error"]["message"])[:200]] += 1
+                with suppress(ValueError, LookupError, TypeError, RecursionError):
+                    found[str(json.loads(line)["error"]["message"])[:200]] += 1
     return found.most_common()

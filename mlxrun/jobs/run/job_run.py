@@ -26,7 +26,7 @@ from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.jobs.records.manifest import Manifest
-from mlxrun.jobs.records.manifest_checks import check_owner, check_settings
+from mlxrun.jobs.records.manifest_checks import check_errors_file, check_owner, check_settings
 from mlxrun.jobs.records.output_writer import OutputWriter, sort_outputs
 from mlxrun.jobs.records.reconciliation import JobState, Reconciler
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder
@@ -210,7 +210,8 @@ class JobRun:
             self.say(f"starting over; the earlier answers were moved to {folder}")
 
     async def _check(self, index: LineIndex, end: int) -> None:
-        """JobError if the run would overwrite another job's output, or if the settings refuse its lines."""
+        """JobError if the run would overwrite another job's files, or if the settings refuse its lines."""
+        await asyncio.to_thread(check_errors_file, self.paths)
         if not self.options.fresh:
             await asyncio.to_thread(check_owner, self.paths, index.sha256)
         strict = self.options.strict or self.setup.config.batch.on_invalid == "fail"
@@ -300,7 +301,9 @@ class JobRun:
         if state.old_settings not in (None, settings):
             self.say("the model or a setting that affects answers has changed since the earlier run")
         for reason, number in sorted(state.discarded.items()):
-            self.say(_DISCARDED[reason].format(pluralize(number, "line"), dropped=self.paths.dropped))
+            self.say(_DISCARDED[reason].format(pluralize(number, "line")))
+        if state.dropped:
+            self.say(f"moved to {self.paths.dropped}: {pluralize(state.dropped, 'record')}")
         if state.unverified:
             self.say(_UNVERIFIED.format(pluralize(state.unverified, "record"), journal=self.paths.journal))
         if meter.total and (state.done or state.failed):
@@ -340,10 +343,10 @@ _UNVERIFIED = (
     "noticed; only their shape was checked, and that their ids fit the lines, the model and the settings"
 )
 _DISCARDED = {
-    "changed": "{} will run again because the job or the model changed; old answers were moved to {dropped}",
-    "gone": "the job no longer contains {}; old answers were moved to {dropped}",
-    "edited": "{} will run again because the output was edited or damaged; such records are now in {dropped}",
-    "broken": "the output had {} that this job did not write or that were damaged, now moved to {dropped}",
+    "changed": "{} will run again because the job or the model changed",
+    "gone": "the job no longer contains {}",
+    "edited": "{} will run again because the output was edited or damaged",
+    "broken": "the output had {} that this job did not write or that were damaged",
     "twice": "the output had more than one record of {}; one record of each is kept",
     "torn": "the output had {} that the last run did not finish writing, now removed",
     "lost": "{} will run again because finished records are missing in the output",

@@ -24,6 +24,7 @@ from typing import Any
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
+from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,11 @@ class RemoteFile:
         with self._wrap_errors("read"):
             self._fs.get_file(self._path, str(temp))
         temp.replace(local)
+
+    def compute_digest(self) -> str:
+        """Compute the SHA-256 of the content, in hex. JobError if it cannot be read."""
+        with self._wrap_errors("read"), self._fs.open(self._path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def upload(self, local: Path) -> None:
         """Replace the file by a file of this machine. JobError if not all bytes arrive."""
@@ -236,11 +242,9 @@ class RemoteJob:
     def _fetch_output(self, out: RemoteFile, say: Say) -> None:
         """Continue what another machine has published. JobError if this one has other answers."""
         stamp = out.read_stamp()
-        if stamp is None or stamp == self._state.get("out"):
+        if stamp is None or self._is_own(out, stamp):
             return
         if self._paths.journal.exists():
-            if self._state.get("pending"):
-                return  # this machine was stopped while it published
             raise JobError(
                 f"{out.url}: it was changed since this machine published it; {self.folder} has other answers "
                 "for this job. Delete that folder to continue from what is there now, or give another -o"
@@ -253,6 +257,17 @@ class RemoteJob:
                     remote.download(local)
         self._save_state(out=stamp)
 
+    def _is_own(self, out: RemoteFile, stamp: str) -> bool:
+        """Whether the output at the URL is what this machine has fetched or published last. After a
+        publication that broke off, its content decides."""
+        if stamp == self._state.get("out"):
+            return True
+        pending = self._state.get("pending")
+        if not isinstance(pending, dict) or out.compute_digest() != pending["sha256"]:
+            return False
+        self._save_state(out=stamp, files=pending["files"], pending=None)
+        return True
+
     def publish(self, say: Say) -> None:
         """Bring the URLs in line with the files here. A JobError says where all answers are."""
         if self._out is None or not self._paths.folder.exists():
@@ -261,8 +276,8 @@ class RemoteJob:
             files = self._list_files(self._out)
             stamps = {local.name: _stamp_file(local) for _, local in files}
             stamp = self._out.read_stamp()
-            is_own = stamp is not None and stamp == self._state.get("out")
-            if stamp is not None and not is_own and not self._state.get("pending"):
+            is_own = stamp is not None and self._is_own(self._out, stamp)
+            if stamp is not None and not is_own:
                 raise _OutputChanged(
                     f"{self._out.url}: it was changed while this job ran, and stays as it is now. All "
                     f"answers of this job are in {self.folder}"
@@ -271,13 +286,13 @@ class RemoteJob:
             changed = [pair for pair in files if stamps[pair[1].name] != known.get(pair[1].name, ())]
             if not changed:
                 return
-            self._save_state(pending=True)
+            self._save_state(pending={"sha256": hash_file(self._paths.out), "files": stamps})
             for remote, local in changed:
                 if local.exists():
                     remote.upload(local)
                 else:
                     remote.remove()
-            self._save_state(out=self._out.read_stamp(), files=stamps, pending=False)
+            self._save_state(out=self._out.read_stamp(), files=stamps, pending=None)
         except _OutputChanged:
             raise
         except MlxrunError as error:

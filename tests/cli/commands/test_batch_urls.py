@@ -153,6 +153,38 @@ def test_a_publication_that_fails_loses_nothing(
     assert len(read(f"{bucket}/job.out.jsonl")) == 6 and len(fake_engine) == 1
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_machine_that_was_stopped_while_it_published(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arrives: bool
+) -> None:
+    """It takes the output for its own only if the content is what it has sent."""
+    upload = RemoteFile.upload
+
+    def stop(self: RemoteFile, local: Path) -> None:
+        if self.name != "job.out.jsonl" or arrives:
+            upload(self, local)
+        if self.name == "job.out.jsonl":
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteFile, "upload", stop)
+        assert main(["batch", f"{bucket}/job.jsonl"]) == 130
+    assert exists(f"{bucket}/job.out.jsonl") is arrives
+    if arrives:
+        write_job(bucket, 8)
+        assert main(["batch", f"{bucket}/job.jsonl"]) == 0
+        assert len(read(f"{bucket}/job.out.jsonl")) == 8
+        return
+    move_elsewhere(tmp_path, monkeypatch)
+    write_job(bucket, 8)
+    assert main(["batch", f"{bucket}/job.jsonl"]) == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    write_job(bucket, 6)
+    assert main(["batch", f"{bucket}/job.jsonl"]) == 2
+    assert "it was changed since this machine published it" in capsys.readouterr().err
+    assert len(read(f"{bucket}/job.out.jsonl")) == 8
+
+
 def test_a_dry_run_writes_nothing(bucket: str, capsys: Any) -> None:
     assert main(["batch", f"{bucket}/job.jsonl", "--dry-run"]) == 0
     assert "6 lines" in capsys.readouterr().out

@@ -97,6 +97,22 @@ async def test_everything_of_a_run_is_where_it_was(tmp_path: Path) -> None:
     assert write_bundle(bench.job, None).read_bytes() == first
 
 
+async def test_an_image_beside_a_folder_that_a_link_names(tmp_path: Path) -> None:
+    """`..` leads out of the folder itself, not out of the folder with the link."""
+    jobs, link = tmp_path / "real/jobs", tmp_path / "link"
+    for folder, pixels in ((tmp_path, b"wrong"), (jobs.parent, b"right")):
+        (folder / "images").mkdir(parents=True)
+        (folder / "images/a.png").write_bytes(pixels)
+    jobs.mkdir()
+    link.symlink_to(jobs)
+    bench = Bench(write_job(link, [show("seen", "../images/a.png")]))
+    bench.config = replace(bench.config, media=replace(bench.config.media, roots=("..",)))
+    await bench.run()
+    with open_bundle(write_bundle(bench.job, tmp_path / "b.tar.gz")) as (run,):
+        assert run.check() == []
+        assert (run.paths.job.parent / "../images/a.png").read_bytes() == b"right"
+
+
 async def test_a_suite_is_one_bundle(tmp_path: Path) -> None:
     bench = SuiteBench(write_suite(tmp_path, CAPITALS + "    seeds: [1, 2]\n"))
     assert await bench.run() == 0

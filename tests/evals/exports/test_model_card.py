@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
+from mlxrun.core import durable_writes
 from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.model_card import build_entry, build_model_index, write_model_card
 from tests.helpers.export_fakes import SCORED, finish_rich_job, open_export
@@ -126,3 +129,13 @@ async def test_a_readme_that_cannot_be_read_stays(tmp_path: Path, text: bytes, s
     with pytest.raises(JobError, match=says):
         write_model_card([run], path)
     assert path.read_bytes() == text
+
+
+async def test_a_full_disk_leaves_a_readme_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await finish_rich_job(tmp_path)
+    path = tmp_path / "README.md"
+    path.write_text(CARD)
+    monkeypatch.setattr(durable_writes, "sync_file", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_model_card([run], path)
+    assert path.read_text() == CARD and not list(tmp_path.glob("README.md.*"))

@@ -163,6 +163,11 @@ async def test_a_run_whose_process_works_is_running(tmp_path: Path) -> None:
     hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     assert read_state(updated=hour_ago) == "unfinished" and read_state(state="done") == "unfinished"
     assert read_state(pid=2**22 + 1) == "unfinished"
+    assert read_state(pid=10**30) == read_state(pid=0) == read_state(pid=-1) == "unfinished"
+    assert read_state(updated="0001-01-01T00:00:00+12:00") == "unfinished"
+    bench.paths.status.write_text(json.dumps({key: each for key, each in status.items() if key != "state"}))
+    assert run.state == "unfinished"
+    assert read_state(done=float("inf")) == "running" and run.progress == (3, 0, 6)
     bench.paths.status.unlink()
     assert run.state == "unfinished"
 

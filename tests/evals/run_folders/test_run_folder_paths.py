@@ -56,6 +56,27 @@ async def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         bench.paths.manifest.write_text(text)
         with pytest.raises(JobError, match=f"manifest.json: {message}"):
             RunFolder.open(job)
+    found = json.loads(manifest)
+    for name, value in [
+        ("counts", {}),
+        ("counts.done", "x"),
+        ("input.lines", None),
+        ("output.path", 3),
+        ("model", {}),
+        ("seeds", None),
+        ("scores.total", 10**400),
+        ("runs", [{}]),
+        ("runs", [{"started": "x", "ended": None}]),
+    ]:
+        first, _, key = name.partition(".")
+        changed = found | {first: {**found[first], key: value} if key else value}
+        bench.paths.manifest.write_text(json.dumps(changed))
+        with pytest.raises(JobError, match=rf"manifest.json: is damaged: {name}(\.\w+)? has a value of"):
+            RunFolder.open(job)
+    for config in (None, {}, {"media": None}, {"media": {"max_bytes": "x"}}):
+        bench.paths.manifest.write_text(json.dumps(found | {"config": config}))
+        with pytest.raises(JobError, match="is damaged: its config has no limits of media"):
+            RunFolder.open(job).check()
     bench.paths.manifest.unlink()
     with pytest.raises(JobError, match="manifest.json: is missing: the run folder is incomplete"):
         RunFolder.open(job)

@@ -94,6 +94,27 @@ def test_scores_of_a_cell_that_was_scored_again(tmp_path: Path) -> None:
     assert after == before
 
 
+def test_a_cell_that_is_scored_again_while_its_suite_runs(tmp_path: Path) -> None:
+    """The suite's next change keeps the new scores, until the cell itself gets others."""
+    file, (cell,), _ = read_cells(write_suite(tmp_path, CAPITALS))
+    manifest = SuiteManifest(tmp_path, file, [cell])
+    manifest.begin()
+    manifest.update(cell, state="done", scores={"total": {"interval": (0.0, 0.5)}})
+    out, other = tmp_path / cell.name / "job.out.jsonl", {"total": {"share": 0.5}}
+
+    def read_scores() -> Any:
+        return json.loads((tmp_path / "suite.json").read_bytes())["cells"][0]["scores"]
+
+    update_cell_scores(out, other)
+    manifest.count_load(["tiny"])
+    assert read_scores() == manifest.records[cell.name]["scores"] == other
+    manifest.update(cell, scores={"total": {"share": 1.0}})
+    assert read_scores() == {"total": {"share": 1.0}}
+    update_cell_scores(out, other)
+    manifest.end(0, "done")
+    assert read_scores() == other
+
+
 RECORD = {
     "name": "n",
     "task": "t",

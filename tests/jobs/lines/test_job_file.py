@@ -54,6 +54,7 @@ def test_both_forms() -> None:
         (b'{"id": "a" "prompt": "b"}', "not JSON: Expecting ',' delimiter at column 12", None),
         (b'{"id": "a', "not JSON: Unterminated string starting at column 8", None),
         (b'{"id": "a", "prompt": NaN}', "not JSON: NaN is not a JSON value", None),
+        (b'{"id": "a", "prompt": "", "seed": [-1e400]}', "not JSON: -1e400 is too large a number", None),
         (b'{"id": "a", "id": "b", "prompt": ""}', "not JSON: the key 'id' is given twice", None),
         (b'{"id": "a\xff"}', "not UTF-8: byte 0xff at byte 10", None),
         (b'{"id": "a", "prompt": "\\ud800"}', "contains a lone UTF-16 surrogate", None),
@@ -180,7 +181,10 @@ def test_equal_lines_of_two_batches_have_other_keys(tmp_path: Path) -> None:
     assert len({*keys(), *keys("batch_1"), *keys("batch_2")}) == 6
 
 
-@pytest.mark.parametrize("body", ['{"prompt": "a", "prompt": "b"}', '{"seed": NaN}', '{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "body",
+    ['{"prompt": "a", "prompt": "b"}', '{"seed": NaN}', '{"seed": 1e400}', '{"prompt": "\\ud800"}'],
+)
 def test_refused_json_keeps_its_eval(body: str) -> None:
     """So that its line counts as failed in its group; an `eval` that is itself refused does not count."""
     line = '{"custom_id": "a", "eval": {"expected": EXPECTED, "group": "g"}, "body": BODY}'.replace(
@@ -188,7 +192,7 @@ def test_refused_json_keeps_its_eval(body: str) -> None:
     )
     found = parse(line.replace("EXPECTED", '"x"').encode())
     assert isinstance(found, BadLine) and found.eval == EvalSpec("x", "exact", "g")
-    for expected in ("NaN", '"\\ud800"', "3"):
+    for expected in ("NaN", "1e400", '"\\ud800"', "3"):
         found = parse(line.replace("EXPECTED", expected).encode())
         assert isinstance(found, BadLine) and found.eval is None
 

@@ -68,6 +68,9 @@ def test_what_is_damaged_is_skipped(tmp_path: Path) -> None:
         b"{}\n",
         good.replace(b"2.0", b'"2"'),
         good.replace(b"2.0", b"-2"),
+        *(good.replace(b"1000000000.0", each) for each in (b"NaN", b"Infinity", b"-1e400", b"9" * 400)),
+        good.replace(b'"tries":1', b'"tries":"1"'),
+        good.replace(b'"ab"', b'["ab"]'),
         good[:20],
     ]
     path.write_bytes(good + b"".join(wrong) + b"\n" + good)

@@ -74,3 +74,22 @@ async def test_settings_of_an_old_or_edited_manifest(tmp_path: Path, junk: Any) 
         JobError, match=r"were computed with other settings \((or on another model|model.path)"
     ):
         await bench.run()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_two_outputs_with_one_file_of_errors(tmp_path: Path, fresh: bool) -> None:
+    """The second job is refused. Two that were begun by earlier versions go on, unless failed lines of the
+    other one would be lost."""
+    write_job(tmp_path, ['{"of": "another"}'], "job.errors.jsonl")
+    twin = tmp_path / "job.jsonl.run/manifest.json"
+    twin.parent.mkdir()
+    twin.write_text('{"counts": {"failed": 1}}')
+    bench = Bench(write_job(tmp_path, chats(2)))
+    for _ in range(2):
+        with pytest.raises(JobError, match=r"job\.errors\.jsonl: .* of .*/job\.jsonl, .* give another -o"):
+            await bench.run(fresh=fresh)
+        bench.paths.manifest.write_text("{}")
+    assert bench.paths.errors.read_text() == '{"of": "another"}\n' and bench.ran == 0
+    bench.paths.errors.unlink()
+    twin.write_text('{"counts": {"failed": 0}}')
+    assert (await bench.run(fresh=fresh)).done == 2

@@ -15,7 +15,7 @@ import pytest
 from mlxrun.jobs.records import output_records, reconciliation
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.stop_signals import Interrupted
-from tests.helpers.batch_fakes import by_id, chat, chats, edit_line, finish_job, read, write_job
+from tests.helpers.batch_fakes import Bench, by_id, chat, chats, edit_line, finish_job, read, write_job
 
 pytestmark = pytest.mark.thorough
 
@@ -215,6 +215,24 @@ async def test_a_signal_ends_the_scoring_of_old_answers(
     assert len(calls) < COUNT and by_id(bench.paths.out) == before
     outcome = await bench.run()
     assert bench.ran == 0 and outcome.scores.groups["all"].correct == COUNT
+
+
+@pytest.mark.parametrize("limit", [1, None])
+async def test_a_second_line_with_an_id_is_removed(tmp_path: Path, limit: int | None) -> None:
+    """Its error is not that of the first line, which has the same content, finished or not."""
+    first, second = chats(2)
+    bench = Bench(write_job(tmp_path, [first, second, second]))
+    await bench.run()
+    assert [record["error"]["code"] for record in read(bench.paths.errors)] == ["invalid_line"]
+    if limit is not None:  # as after a kill
+        for path in (bench.paths.out, bench.paths.journal):
+            found = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(line for line in found if b'line-1"' not in line or b":3," in line))
+    write_job(tmp_path, [first, second])
+    outcome = await bench.run()
+    assert (outcome.done, outcome.failed, bench.ran) == (2, 0, int(limit is not None))
+    assert sorted(by_id(bench.paths.out)) == ["line-0", "line-1"] and not read(bench.paths.errors)
+    assert not any("cannot be verified" in text or "are missing" in text for text in bench.said)
 
 
 @pytest.mark.parametrize("kills", [1, 3])

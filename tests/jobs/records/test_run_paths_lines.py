@@ -26,9 +26,23 @@ def test_rewriting_lines(tmp_path: Path) -> None:
     assert not temp.exists()
 
 
+def test_a_symbolic_link_stays(tmp_path: Path) -> None:
+    """As that of an output that is on another disk: the file that it names gets the lines."""
+    (tmp_path / "big").mkdir()
+    real, path, temp = tmp_path / "big/x", tmp_path / "x", tmp_path / "t"
+    real.write_bytes(b"b\na\nc\n")
+    path.symlink_to(real)
+    filter_lines(path, temp, lambda line: None if line == b"c\n" else line)
+    assert path.is_symlink() and real.read_bytes() == b"b\na\n"
+    sort_lines(path, temp, lambda line: b"ab".index(line[:1]), 2)
+    assert path.is_symlink() and real.read_bytes() == b"a\nb\n"
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["big", "x", "x"]
+
+
 def test_common_reasons(tmp_path: Path) -> None:
     path = tmp_path / "x.errors.jsonl"
     reasons = ["too long", "not JSON", "too long", "x" * 900]
-    path.write_text("".join(json.dumps({"error": {"message": text}}) + "\n" for text in reasons))
+    torn = '"x"\n{}\n{"error": {"mess'
+    path.write_text("".join(json.dumps({"error": {"message": text}}) + "\n" for text in reasons) + torn)
     assert list_common_reasons(path) == [("too long", 2), ("not JSON", 1), ("x" * 200, 1)]
     assert list_common_reasons(path, read=2) == [("too long", 1), ("not JSON", 1)]

@@ -131,6 +131,17 @@ async def test_changed_lines_run_again(tmp_path: Path) -> None:
     assert sorted(by_id(bench.paths.dropped)) == ["line-2", "line-5", "line-7", "line-9"]
     assert any(text.startswith("3 lines will run again") for text in bench.said)
     assert any(text.startswith("the job no longer contains 1 line") for text in bench.said)
+    assert f"moved to {bench.paths.dropped}: 4 records" in bench.said
+
+
+async def test_errors_of_lines_that_are_gone_are_not_kept(tmp_path: Path) -> None:
+    """And nothing says that they were."""
+    bench = Bench(write_job(tmp_path, [*chats(2), chat("long", "LONG")]))
+    await bench.run()
+    write_job(tmp_path, chats(2))
+    await bench.run()
+    assert "the job no longer contains 1 line" in bench.said
+    assert not any("moved" in text for text in bench.said) and not bench.paths.dropped.exists()
 
 
 async def test_a_changed_eval_is_scored_again_and_not_run(tmp_path: Path) -> None:
