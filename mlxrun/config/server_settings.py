@@ -59,7 +59,8 @@ class ApiKeySettings:
     of other keys."""
 
     max_concurrent: Annotated[int | None, Range(1, None)] = None
-    """Most requests of the key that run or wait at once; another one is a 429. null: no limit."""
+    """Most requests of the key that run or wait at once; another one is a 429. null: no limit. This
+    limit and the next ones are for requests that the model computes, not for those that only count tokens."""
     requests_per_minute: Annotated[int | None, Range(1, None)] = None
     """Most requests of the key in a minute, of which as many may come at once. null: no limit."""
     tokens_per_minute: Annotated[int | None, Range(1, None)] = None

@@ -148,6 +148,7 @@ def ignore_error(result: asyncio.Future[Any]) -> None:
 
 LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
 HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
+GRAMMARS = Lane("grammars", max(1, min(4, _CPUS // 4)))  # large ones, which take seconds
 IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
 PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see api/text/media/pdf_process.py
 AUDIO_FILES = Lane("audio", 2)  # of which each may take 4 GB, see api/text/media/audio_process.py

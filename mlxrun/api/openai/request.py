@@ -30,7 +30,11 @@ from mlxrun.api.sampling_params import (
     read_prompt_logprobs,
     read_stop_strings,
 )
-from mlxrun.api.structured.response_format import build_response_grammar, reject_structured_output
+from mlxrun.api.structured.response_format import (
+    build_response_grammar,
+    is_large_grammar,
+    reject_structured_output,
+)
 from mlxrun.api.structured.schema_rewrites import close_body, close_tools
 from mlxrun.api.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
@@ -58,7 +62,7 @@ from mlxrun.api.text.templates.template_support import get_message_support
 from mlxrun.api.text.tools import describe_tools_in_prompt, read_offered_tools
 from mlxrun.core.field_errors import UNSUPPORTED, reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Grammar, LoraAdapter, Request, SamplingParams
-from mlxrun.core.workers import IMAGES, run_on_text
+from mlxrun.core.workers import GRAMMARS, IMAGES, run_on_text
 
 _CONTROL_TOKEN = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
@@ -88,7 +92,8 @@ async def prepare_request(
     tools = read_offered_tools(given) if kind == "chat" else []
     prompts = await _prepare_prompts(kind, given, tools, context)
     formats = context.formats if kind == "chat" else ModelFormats()
-    grammar = await asyncio.to_thread(_build_grammar, given, tools, prompts[0], context, formats)
+    build = partial(_build_grammar, given, tools, prompts[0], context, formats)
+    grammar = await (GRAMMARS.run(build) if is_large_grammar(given, tools) else asyncio.to_thread(build))
     lengths = [compute_max_tokens(given, len(p.ids), model_info, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     texts = tuple(prompt.text for prompt in prompts)

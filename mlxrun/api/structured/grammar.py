@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import llguidance
-from cachetools import LRUCache
+from cachetools import LRUCache, cached
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from mlxrun.api.structured.grammar_checks import (
@@ -31,6 +32,7 @@ from mlxrun.api.structured.grammar_checks import (
     check_length,
     check_rules,
     check_schema,
+    check_schema_count,
     check_text,
 )
 from mlxrun.api.structured.matcher import (
@@ -46,6 +48,7 @@ from mlxrun.api.structured.schema_rewrites import bound_integers
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import check_type, reject, shorten
+from mlxrun.core.workers import check_abandoned
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
@@ -53,6 +56,7 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "
 # and what rows learn of a grammar stays with it, up to MAX_LEXER_STATES. 16 of the worst kind are 2 GB; most
 # have 1 MB each.
 MAX_CACHED, MAX_CACHED_CHARACTERS = 16, 1 << 20
+MAX_SCHEMA_CHARACTERS = 4 << 20  # of the cached schemas that llguidance gets
 WHITESPACE = " ?"
 # What limits the time of the first mask, and of each later one: some 100 ms, 15 ms and 3 ms.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 200_000, 50_000
@@ -165,6 +169,7 @@ def compile_calls(
     `opener`: the text with which all patterns begin. If given, the answer is any text, in which a call
     follows each opener. Raises as compile_grammar does.
     """
+    check_schema_count((pattern.schema for pattern in patterns), param)
     tokens, rules = get_grammar_tokens(model), []
     for i, pattern in enumerate(patterns):
         parts = (
@@ -234,9 +239,25 @@ def _encode_schema(schema: Any, strict: bool, param: str) -> str:
     if not isinstance(schema, bool):
         check_type(schema, dict, param)
     try:  # before anything looks into it: jsonschema takes minutes for a schema of many megabytes
-        check_length(len(json.dumps(schema)), param)
+        text = json.dumps(schema)
     except RecursionError:
         reject(param, "is nested too deeply")
+    check_length(len(text), param)
+    return _encode_new_schema(text, schema, strict, param)
+
+
+encoded_schemas: LRUCache[tuple[bytes, bool], str] = LRUCache(MAX_SCHEMA_CHARACTERS, len)
+
+
+@cached(
+    encoded_schemas,
+    key=lambda text, schema, strict, param: (hashlib.sha256(text.encode()).digest(), strict),
+    lock=threading.Lock(),
+)
+def _encode_new_schema(text: str, schema: Any, strict: bool, param: str) -> str:
+    """Check and encode a schema. Once for each `text`, its JSON: agents send the same tools each time."""
+    check_abandoned()
+    check_schema_count([schema], param)
     check_schema(schema, param, strict)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
     members = {"allOf": [schema]} if isinstance(schema, bool) else bound_integers(schema)
@@ -266,6 +287,7 @@ def _compile(source: str, model: ModelInfo, param: str, is_json: bool) -> Compil
     with _cache_lock:
         grammar = compiled_grammars.get((tokens, source, param))
     if grammar is None:
+        check_abandoned()
         made = call_on_deep_stack(lambda: _compile_source(tokens, source))
         grammar = replace(made, param=param, is_json=is_json)
         with _cache_lock:

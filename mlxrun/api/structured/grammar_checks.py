@@ -1,5 +1,8 @@
 """Checks of a request's grammar that llguidance does not make: its size, and JSON Schemas.
 
+jsonschema needs some 0.2 ms for each schema within a schema, so their number is checked first. It compares
+the values of an array each with each. Arrays where it would are checked here, or not at all.
+
 A refusal is a RequestError that names the field. A schema must be valid by its own metaschema. Strict mode
 refuses a keyword that no draft knows, since it would have no effect. llguidance refuses the keywords that it
 cannot enforce. Two cases that it gets wrong are refused here.
@@ -7,21 +10,24 @@ cannot enforce. Two cases that it gets wrong are refused here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jsonschema import (
+    Draft3Validator,
     Draft4Validator,
     Draft7Validator,
     Draft201909Validator,
     Draft202012Validator,
     SchemaError,
 )
-from jsonschema.validators import validator_for
+from jsonschema.validators import create, validator_for
 
 from mlxrun.core.field_errors import check_type, get_json_type, quote, reject, shorten, suggest
 
 MAX_CHARACTERS = 1 << 20  # of a grammar
+MAX_SCHEMAS = 10_000  # within the schemas of a grammar: two seconds
 MAX_CHOICES = 20_000  # compiled in some 100 ms
 MAX_EBNF_CHARACTERS = 1 << 16
 MAX_EBNF_RULES = 1_000  # translated in half a second; four times that for twice as many
@@ -40,15 +46,33 @@ ANNOTATIONS = {
 }
 _DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+_TYPES_REASON = f"expected a type or an array of types; the types are {', '.join(_TYPES)}"
 _ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _KNOWN = _ONE | _MANY | _NAMED | ANNOTATIONS | _ASSERTIONS
 
 
+def _create_old_validator() -> Any:
+    """Make a validator of draft 4 that does not compare the values of `enum`."""
+    meta_schema: dict[str, Any] = copy.deepcopy(dict(Draft4Validator.META_SCHEMA))
+    del meta_schema["properties"]["enum"]["uniqueItems"]
+    return create(meta_schema, Draft4Validator.VALIDATORS)
+
+
+# Draft 3 is checked as draft 4, which llguidance expects.
+_OLD_VALIDATORS = dict.fromkeys((Draft3Validator, Draft4Validator), _create_old_validator())
+
+
 def check_schema(schema: Any, param: str, strict: bool) -> None:
-    """Raise RequestError if the schema is not valid or, if `strict`, has an unknown keyword."""
+    """Raise RequestError if the schema is not valid or, if `strict`, has an unknown keyword. Slow: check
+    their number with `check_schema_count` first."""
+    if isinstance(schema, dict):
+        check_type(schema.get("$schema", ""), str, f"{param}.$schema")
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        for path, each in iterate_schemas(schema, param):
+            _check_arrays(each, path)
+        validator = validator_for(schema, default=Draft202012Validator)
+        _OLD_VALIDATORS.get(validator, validator).check_schema(schema)
     except SchemaError as error:
         at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
         reject(param + at, f"is not a valid JSON Schema: {_describe_error(error)}")
@@ -65,8 +89,21 @@ def _describe_error(error: SchemaError) -> str:
     if error.validator == "anyOf" and list(error.absolute_path)[-1:] == ["type"]:
         if isinstance(error.instance, str):
             return f"{quote(error.instance)} is not one of {', '.join(_TYPES)}"
-        return f"expected a type or an array of types; the types are {', '.join(_TYPES)}"
+        return _TYPES_REASON
     return shorten(error.message)
+
+
+def check_schema_count(schemas: Iterable[Any], param: str) -> None:
+    """Raise RequestError if these schemas, and all schemas within them, are more than MAX_SCHEMAS."""
+    count, stack = 0, list(schemas)
+    while stack:
+        each = stack.pop()
+        count += 1
+        if isinstance(each, dict):
+            stack.extend(inner for _, inner in _iterate_members(each))
+        if count + len(stack) > MAX_SCHEMAS:
+            text = f"has more than {MAX_SCHEMAS} schemas, those of properties and items included"
+            reject(param, text, code="invalid_grammar")
 
 
 def iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -74,16 +111,30 @@ def iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any
     if not isinstance(schema, dict):
         return
     yield path, schema
+    for where, each in _iterate_members(schema):
+        yield from iterate_schemas(each, path + where)
+
+
+def _iterate_members(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the schemas directly within a schema, each with its path there."""
     for key, value in schema.items():
-        where = f"{path}.{key}"
         if key in _NAMED and isinstance(value, dict):
-            for name, each in value.items():
-                yield from iterate_schemas(each, f"{where}.{name}")
+            yield from ((f".{key}.{name}", each) for name, each in value.items())
         elif key in _MANY and isinstance(value, list):
-            for i, each in enumerate(value):
-                yield from iterate_schemas(each, f"{where}[{i}]")
+            yield from ((f".{key}[{i}]", each) for i, each in enumerate(value))
         elif key in _ONE:
-            yield from iterate_schemas(value, where)
+            yield f".{key}", value
+
+
+def _check_arrays(schema: dict[str, Any], path: str) -> None:
+    """Check arrays that jsonschema would compare each with each if their values are of several types."""
+    types, dependencies = schema.get("type"), schema.get("dependencies")
+    if isinstance(types, list) and len(types) > len(_TYPES):
+        reject(f"{path}.type", f"is not a valid JSON Schema: {_TYPES_REASON}")
+    for name, each in dependencies.items() if isinstance(dependencies, dict) else ():
+        if isinstance(each, list) and not all(isinstance(property_name, str) for property_name in each):
+            reason = "is not a valid JSON Schema: expected a schema or an array of strings"
+            reject(f"{path}.dependencies.{name}", reason)
 
 
 def _check_names(schema: dict[str, Any], path: str) -> None:

@@ -120,19 +120,19 @@ def bound_integers(schema: Schema) -> Schema:
     # A reference is resolved within the nearest `$id`, where the shared schemas are not.
     can_share = not any(_NAMES & each.keys() for each in schemas[1:])
     untouched = {id(part) for each in schemas for key in _UNTOUCHED for part in _list_parts(each.get(key))}
-    shared: dict[str, Schema] = {}
+    shared: dict[str, Schema] = {}  # by name
+    names: dict[str, str] = {}  # of the shared schemas, by their JSON
     for each in schemas:
         bounds = _find_bounds(each) if id(each) not in untouched and _is_plain_integer(each) else {}
         each.update(bounds)
         if bounds and can_share and each is not bounded:
             asserted = {key: each[key] for key in sorted(each.keys() & _ASSERTIONS)}
-            name = json.dumps(asserted)
-            number = list(shared).index(name) if name in shared else len(shared)
-            shared.setdefault(name, asserted)
+            name = names.setdefault(json.dumps(asserted), str(len(names)))
+            shared[name] = asserted
             each.clear()
-            each["$ref"] = f"#/{SHARED}/{number}"
+            each["$ref"] = f"#/{SHARED}/{name}"
     if shared:
-        bounded[SHARED] = {str(i): each for i, each in enumerate(shared.values())}
+        bounded[SHARED] = shared
     return bounded
 
 

@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from mlxrun.server.batches.durable_files import StorageError
@@ -50,7 +51,8 @@ class StoredObject:
     ) -> StoredObject:
         """Make an object and measure its bytes. Slow for a long conversation: call it on a worker thread."""
         sizes = tuple(map(_count_bytes, items))
-        base_bytes = _count_bytes({**body, "output": None}) + 8 * len(items)
+        base = {**body, "output": None}
+        base_bytes = _count_bytes(base) + _count_key_bytes(list(base.values())) + 8 * len(items)
         base_bytes += sum(len(text) + _EVENT_BYTES for _, text in events)
         return cls(owner, body, tuple(items), base_bytes, sizes, tuple(events), time.time())
 
@@ -89,16 +91,26 @@ class StoredObject:
 
 
 def _count_bytes(value: Any) -> int:
-    """Memory of a JSON value, without its keys, which are shared."""
-    total, stack = 0, [value]
+    """Memory of a JSON value without its keys, as responses and items have the same ones."""
+    return sum(map(sys.getsizeof, _iterate_values(value)))
+
+
+def _count_key_bytes(value: Any) -> int:
+    """Memory of the keys in a JSON value, each once. Those in schemas are the client's, of any length."""
+    objects = (each for each in _iterate_values(value) if isinstance(each, dict))
+    return sum(map(sys.getsizeof, set(chain.from_iterable(objects))))
+
+
+def _iterate_values(value: Any) -> Iterator[Any]:
+    """Iterate over a JSON value and all values within it."""
+    stack = [value]
     while stack:
         each = stack.pop()
-        total += sys.getsizeof(each)
+        yield each
         if isinstance(each, dict):
             stack.extend(each.values())
         elif isinstance(each, list):
             stack.extend(each)
-    return total
 
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -20,6 +22,7 @@ from mlxrun.api.structured.grammar import CallPattern, CompiledGrammar, compile_
 from mlxrun.api.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import GrammarMatcher
+from mlxrun.core.workers import Lane
 from tests.helpers.schema_cases import PERSON
 
 # Tokens of more than a byte, as real vocabularies have them; the special ones come behind them.
@@ -330,6 +333,69 @@ def test_compiled_grammars_are_cached_and_their_number_is_bounded(model: Any, ca
     ] * 15
     assert make(model, "regex", "k1") is not made[1]
     assert open_to(made[1].start((), STOP)) == {"k"}  # requests that have it are served
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The fields whose schemas were checked by their metaschema. No schema was before the test."""
+    fields: list[str] = []
+    check = grammar.check_schema
+
+    def record(schema: Any, param: str, strict: bool) -> None:
+        fields.append(param)
+        check(schema, param, strict)
+
+    monkeypatch.setattr(grammar, "check_schema", record)
+    grammar.encoded_schemas.clear()
+    yield fields
+    grammar.encoded_schemas.clear()
+
+
+def test_a_schema_is_checked_once(model: Any, checked: list[str]) -> None:
+    """Agents send their tools with each request. A wrong schema is checked again, for its error."""
+    tools = [CallPattern("f", PERSON, "", "tools[0]"), CallPattern("g", {"type": "string"}, "", "tools[1]")]
+    for _ in range(3):
+        compile_calls(tools, model, param="tools")
+    assert checked == ["tools[0]", "tools[1]"]
+    make(model, "json_schema", PERSON, strict=False)
+    assert len(checked) == 2, "also in another field"
+    make(model, "json_schema", PERSON)
+    assert len(checked) == 3, "but not in strict mode"
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"^field\.type: "):
+            make(model, "json_schema", {"type": "strin"})
+    assert len(checked) == 5
+
+
+def test_too_many_schemas_are_refused_unchecked(model: Any, checked: list[str]) -> None:
+    half = make_optional(grammar_checks.MAX_SCHEMAS // 2)
+    tools = [CallPattern(name, half, "", f"tools[{name}]") for name in "fg"]
+    with pytest.raises(RequestError, match="^tools: has more than 10000 schemas"):
+        compile_calls(tools, model, param="tools")
+    with pytest.raises(RequestError, match="^field: has more than 10000 schemas"):
+        make(model, "json_schema", {"anyOf": [half, half]})
+    assert checked == []
+
+
+async def test_the_grammar_of_a_client_that_has_left_is_abandoned(model: Any, checked: list[str]) -> None:
+    """The check that runs is the last one: the schema of the next tool is not looked at."""
+    begun, may_end = threading.Event(), threading.Event()
+    patterns = [CallPattern("f", {}, "", "tools[0]"), CallPattern("g", PERSON, "", "tools[1]")]
+
+    def work() -> None:
+        make(model, "json_schema", {"type": "null"})
+        begun.set()
+        may_end.wait(60)
+        compile_calls(patterns, model, param="tools")
+
+    task = asyncio.create_task(Lane("test", 1).run(work))
+    assert await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert checked == ["field"]
 
 
 def test_the_characters_of_cached_grammars_are_bounded(

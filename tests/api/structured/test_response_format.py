@@ -13,14 +13,17 @@ import jsonschema
 import pytest
 
 from mlxrun.api.choice import Choice
+from mlxrun.api.openai import request as chat_request
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.prepared import ApiContext, PreparedRequest
+from mlxrun.api.structured.response_format import is_large_grammar
 from mlxrun.api.structured.thinking_budget import ThinkingBudget
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Grammar
+from mlxrun.core.workers import Lane
 from mlxrun.engine.client import EngineClient
 from mlxrun.model.load.model_info import load_model_info
 
@@ -117,6 +120,45 @@ def test_without_a_response_format_the_answer_is_free() -> None:
         prepare(thinking_budget=5).control_stops
         and not prepare(thinking_budget=5, **AGE_FORMAT).control_stops
     )
+
+
+LONG_TOOLS = [{"type": "function", "function": {"name": f"f{i}", "parameters": AGE}} for i in range(100)]
+STRICT_TOOLS = [tool(f"f{i}", strict=True) for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_large"),
+    [
+        ({}, False),
+        (AGE_FORMAT, False),
+        ({"tools": LONG_TOOLS}, False),  # they are free
+        ({"tools": LONG_TOOLS, "tool_choice": "required"}, True),
+        ({"tools": LONG_TOOLS, "response_format": {"type": "json_object"}}, True),
+        ({"tools": STRICT_TOOLS}, True),
+        ({"tools": STRICT_TOOLS[:3]}, False),
+        ({"guided_choice": [f"{i}" for i in range(2000)]}, True),
+        ({"guided_regex": "a" * 200_000}, True),
+        ({"structured_outputs": {"json": {"enum": list(range(2000))}}}, True),
+    ],
+)
+def test_which_grammars_are_large(fields: dict[str, Any], is_large: bool) -> None:
+    assert is_large_grammar(fields, fields.get("tools", [])) == is_large
+
+
+def test_large_grammars_have_a_lane_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    class CountedLane(Lane):
+        async def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+            runs.append(function)
+            return await super().run(function, *args, **kwargs)
+
+    monkeypatch.setattr(chat_request, "GRAMMARS", CountedLane("test", 1))
+    prepare()
+    assert allows(prepare(**AGE_FORMAT).requests[0].grammar, '{"age": 5}') is None
+    assert runs == []
+    grammar = prepare(guided_choice=[f"{i}" for i in range(2000)]).requests[0].grammar
+    assert allows(grammar, "1234") is None and len(runs) == 1
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:

@@ -229,6 +229,15 @@ def test_equal_integers_share_one_schema() -> None:
     assert {json.dumps(each) for each in made["properties"].values()} == {'{"$ref": "#/' + SHARED + '/0"}'}
 
 
+def test_different_integers_have_different_schemas() -> None:
+    factors = [2, 3, 2, 5, 3]
+    made = bound_integers(
+        {"properties": {f"p{i}": {**INTEGER, "multipleOf": n} for i, n in enumerate(factors)}}
+    )
+    found = [made[SHARED][each["$ref"].rpartition("/")[2]] for each in made["properties"].values()]
+    assert [each["multipleOf"] for each in found] == factors and list(made[SHARED]) == ["0", "1", "2"]
+
+
 def test_nothing_is_shared_where_references_lead_elsewhere() -> None:
     schema = {"properties": {"a": {"$id": "https://example.com/a", "properties": {"b": INTEGER}}}}
     made = bound_integers(schema)
@@ -321,6 +330,7 @@ def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -
     """A row that writes 9 wherever it may comes to an end; without the bounds it is a later one."""
 
     def count_digits() -> int:
+        grammar.encoded_schemas.clear()
         grammar.compiled_grammars.clear()
         row = compile_grammar("json_schema", INTEGER, model, param="field").start((), STOP)
         nine = ord("9")
@@ -333,6 +343,7 @@ def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -
     assert count_digits() == 18
     monkeypatch.setattr(grammar, "bound_integers", dict)
     assert count_digits() == 25, "as of any number"
+    grammar.encoded_schemas.clear()
     grammar.compiled_grammars.clear()
 
 

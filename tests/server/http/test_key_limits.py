@@ -74,6 +74,21 @@ async def test_requests_in_a_minute() -> None:
         assert (await s.get("/v1/models", x_api_key=SECRET)).status == 200, "it needs no tokens"
 
 
+async def test_requests_that_only_count_tokens_are_exempt() -> None:
+    """As docs/server.md says."""
+    messages = [{"role": "user", "content": "hi"}]
+    exempt: dict[str, dict[str, Any]] = {
+        "/tokenize": {"prompt": "hi"},
+        "/detokenize": {"tokens": [1]},
+        "/v1/messages/count_tokens": {"model": "m", "messages": messages},
+        "/v1/responses/input_tokens": {"input": "hi"},
+    }
+    async with run_server(server_config(api_keys=limit(requests_per_minute=1))) as s:
+        assert [(await ask(s)).status for _ in range(2)] == [200, 429]
+        for path, body in exempt.items():
+            assert (await s.post(path, body, x_api_key=SECRET)).status == 200, path
+
+
 async def test_tokens_in_a_minute() -> None:
     """20 of the prompt and 5 of the answer: the second request exceeds 40, and is paid off then."""
     clock = Clock()

@@ -54,6 +54,17 @@ def test_the_store_is_bounded_by_bytes() -> None:
     assert len(kept) == 0 and kept.bytes == 0
 
 
+def test_keys_of_schemas_count() -> None:
+    kept = ResponseStore(100, 50_000)
+    for i in range(9):
+        properties = {f"{i}{'k' * 9000}": {"type": "string"}}
+        tools = [{"name": name, "parameters": {"properties": properties}} for name in ("f", "g")]
+        assert _put(kept, {**_response(f"r{i}"), "tools": tools}, [])
+        assert 9000 * len(kept) < kept.bytes <= 50_000
+    assert len(kept) in (4, 5), "a key that two tools have counts once"
+    assert not _put(kept, {**_response("huge"), "text": {"format": {"k" * 60_000: 1}}}, [])
+
+
 def test_items_that_responses_share_count_once() -> None:
     kept = ResponseStore(1000, 10**9)
     items = [_item("i0", 100_000)]

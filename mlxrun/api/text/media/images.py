@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +25,15 @@ from weakref import WeakKeyDictionary
 from mlxrun.api.text.media.audio_process import DecodedAudio, load_audio
 from mlxrun.api.text.media.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
 from mlxrun.api.text.media.image_side import find_image_side
-from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, PDF, VIDEO, MediaRef, check_model_takes
+from mlxrun.api.text.media.media_kinds import (
+    AUDIO,
+    IMAGE,
+    PDF,
+    VIDEO,
+    MediaRef,
+    Medium,
+    check_model_takes,
+)
 from mlxrun.api.text.media.media_process import Size
 from mlxrun.api.text.media.media_sources import MediaSources, is_public
 from mlxrun.api.text.media.pdf_process import PIXEL_BYTES, draw_pages, measure_pages
@@ -33,6 +47,8 @@ from mlxrun.core.workers import AUDIO_FILES, IMAGES, PDFS, VIDEOS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+MAX_DOWNLOADS, MAX_OWN_DOWNLOADS = 16, 4  # at once: of all requests, and of a request
 
 T = TypeVar("T")
 Header = ImageHeader | ChosenFrames | DecodedAudio
@@ -76,7 +92,8 @@ class SoundTurns:
 
 class MediaLoader:
     """Loads the images, videos and audio of many requests. `base`: the folder of paths; None refuses paths.
-    `memory_bytes`: of all decoded images at a time. `parallel`: how many files are read at once."""
+    `memory_bytes`: of all decoded images at a time. `parallel`: how many files are read at once, without
+    downloads."""
 
     def __init__(
         self,
@@ -90,8 +107,20 @@ class MediaLoader:
         self._settings = settings
         self.sources = MediaSources(settings, base, public)
         self.slots = asyncio.Semaphore(parallel)
+        self._downloads = asyncio.Semaphore(MAX_DOWNLOADS)
         self._hearing = asyncio.Semaphore(parallel)  # requests with samples that do not count yet
         self._memory_bytes = memory_bytes
+
+    async def read(
+        self, url: str, medium: Medium, own_downloads: AbstractAsyncContextManager[None] | None = None
+    ) -> bytes:
+        """Return the bytes of a medium. What is here already does not wait for downloads, which may be slow.
+        `own_downloads`: limits those of one request."""
+        if not self.sources.is_remote(url):
+            async with self.slots:
+                return await self.sources.read(url, medium)
+        async with own_downloads or nullcontext(), self._downloads:
+            return await self.sources.read(url, medium)
 
     async def open_documents(
         self, messages: Sequence[Message], refs: Sequence[MediaRef], model: ModelInfo
@@ -106,7 +135,9 @@ class MediaLoader:
         if len(documents) > most:  # each has a page at least, so none need be opened
             text = f"{len(documents)} PDFs have more pages than media.max_pages ({most})"
             raise _make_error(documents[most], text)
-        opened = dict(zip(documents, await _gather(map(self._open_document, documents)), strict=True))
+        own = asyncio.Semaphore(MAX_OWN_DOWNLOADS)
+        read = await _gather(self._open_document(ref, own) for ref in documents)
+        opened = dict(zip(documents, read, strict=True))
         pages = sum(len(document.sizes) for document in opened.values())
         if pages > most:
             text = f"the PDFs have {pages} pages together, and media.max_pages allows {most}"
@@ -122,10 +153,9 @@ class MediaLoader:
         ]
         return repeat_images(messages, [len(each) for each in found]), tuple(chain.from_iterable(found))
 
-    async def _open_document(self, ref: MediaRef) -> Document:
+    async def _open_document(self, ref: MediaRef, own_downloads: asyncio.Semaphore) -> Document:
         with name_errors(ref):
-            async with self.slots:
-                data = await self.sources.read(ref.url, PDF)
+            data = await self.read(ref.url, PDF, own_downloads)
             sizes = await PDFS.run(measure_pages, data, self._settings.max_pages, self._settings.pdf_dpi)
         return Document(data, sizes)
 
@@ -146,8 +176,8 @@ class MediaLoader:
         async with AsyncExitStack() as held:
             # Audio is decoded to know its length: few requests wait for memory with samples.
             async with self._hearing if has_audio else nullcontext():
-                turns = SoundTurns(self._memory_bytes)
-                read = await _gather(self._read_image(ref, model, turns) for ref in refs)
+                turns, own = SoundTurns(self._memory_bytes), asyncio.Semaphore(MAX_OWN_DOWNLOADS)
+                read = await _gather(self._read_image(ref, model, turns, own) for ref in refs)
                 headers = [header for _, header in read]
                 is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
                 side = await IMAGES.run(find_image_side, model) if is_large else None
@@ -178,12 +208,13 @@ class MediaLoader:
                 text = f"{len(found)} {name} are more than {most.name} ({most.size})"
                 raise _make_error(found[most.size], text)
 
-    async def _read_image(self, ref: MediaRef, model: ModelInfo, turns: SoundTurns) -> tuple[bytes, Header]:
+    async def _read_image(
+        self, ref: MediaRef, model: ModelInfo, turns: SoundTurns, own_downloads: asyncio.Semaphore
+    ) -> tuple[bytes, Header]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with name_errors(ref):
-            async with self.slots:
-                data = await self.sources.read(ref.url, ref.medium)
+            data = await self.read(ref.url, ref.medium, own_downloads)
             if ref.medium is VIDEO and model.video_sampling is not None:
                 return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
             if ref.medium is AUDIO and model.audio_sampling is not None:

@@ -82,9 +82,13 @@ class MediaSources:
         )
         self._public = public
 
-    async def read(self, url: str, medium: Medium) -> bytes:
+    def is_remote(self, url: str) -> bool:
+        """Tell whether `read` downloads the URL."""
         scheme = _SCHEME.match(url)
-        if scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls:
+        return scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls
+
+    async def read(self, url: str, medium: Medium) -> bytes:
+        if self.is_remote(url):
             return await fetch_media(
                 url, self._settings, medium.find_limit(self._settings, "max_bytes"), self._public
             )

@@ -26,10 +26,11 @@ async def load_recording(
     if it cannot be read."""
     most = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
     async with AsyncExitStack() as held:
+        if data is None:
+            with name_errors(MediaRef(url, param, AUDIO)):
+                data = await loader.read(url, AUDIO)
         async with loader.slots:  # also while it waits for memory: few wait with samples that do not count
             with name_errors(MediaRef(url, param, AUDIO)):
-                if data is None:
-                    data = await loader.sources.read(url, AUDIO)
                 AUDIO.find_limit(config.media, "max_bytes").check(len(data))
                 samples = await AUDIO_FILES.run(read_audio, data, rate, config.media)
             size = min(most, int(samples.nbytes * _SPECTRUM))

@@ -15,11 +15,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlxrun.api.text.media.images import MediaLoader, get_image_memory
-from mlxrun.api.text.media.media_kinds import MediaRef
+from mlxrun.api.text.media import media_sources
+from mlxrun.api.text.media.images import (
+    MAX_DOWNLOADS,
+    MAX_OWN_DOWNLOADS,
+    MediaLoader,
+    get_image_memory,
+)
+from mlxrun.api.text.media.media_kinds import PDF, MediaRef
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError, RequestError
 from mlxrun.core.request import ProcessedPrompt
+from tests.helpers.pdf_files import make_pdf, pdf_url
+from tests.helpers.raw_clients import until
 from tests.helpers.tokenizers import FakeModelInfo
 
 VISION = FakeModelInfo(vision=True)
@@ -168,6 +176,60 @@ def test_many_at_once_with_few_slots(tmp_path: Path) -> None:
         return await asyncio.gather(*(load_one(loader, "a.png", f"m[{i}]") for i in range(20)))
 
     assert len(asyncio.run(load_all())) == 20
+
+
+class SlowDownloads:
+    """URLs that answer only when `end` is set. `running`: those that are fetched now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.end = asyncio.Event()
+        self.running: list[str] = []
+        monkeypatch.setattr(media_sources, "fetch_media", self.fetch)
+
+    async def fetch(self, url: str, *_: Any) -> bytes:
+        self.running.append(url)
+        await self.end.wait()
+        self.running.remove(url)
+        return encoded(plain())
+
+
+async def load_urls(loader: MediaLoader, name: str, count: int) -> int:
+    """Load the images of one request, whose URLs have its name."""
+    refs = [MediaRef(f"https://example.com/{name}/{i}", "m") for i in range(count)]
+    async with loader.load_images(refs, VISION) as images:
+        return len(images)
+
+
+async def test_data_urls_do_not_wait_for_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = SlowDownloads(monkeypatch)
+    loader = MediaLoader(MediaSettings(allow_urls=True), None)
+    tasks = [asyncio.create_task(load_urls(loader, f"{i}", 4)) for i in range(4)]
+    await until(lambda: len(downloads.running) >= 4)
+    async with asyncio.timeout(60):
+        assert (await load_one(loader, data_url(encoded(plain())))).size == (3, 2)
+        pages = [MediaRef(pdf_url(make_pdf("red")), "pdf", PDF)]
+        _, opened = await loader.open_documents(
+            [{"role": "user", "content": [{"type": "image"}]}], pages, VISION
+        )
+    assert len(opened) == 1 and not any(task.done() for task in tasks)
+    downloads.end.set()
+    assert await asyncio.gather(*tasks) == [4] * 4
+
+
+async def test_a_request_has_a_share_of_the_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = SlowDownloads(monkeypatch)
+    loader = MediaLoader(MediaSettings(allow_urls=True), None)
+    tasks = [asyncio.create_task(load_urls(loader, "many", 16))]
+    await until(lambda: len(downloads.running) >= MAX_OWN_DOWNLOADS)
+    tasks.append(asyncio.create_task(load_urls(loader, "one", 1)))
+    await until(lambda: "https://example.com/one/0" in downloads.running)
+    assert len(downloads.running) == MAX_OWN_DOWNLOADS + 1
+    tasks += [asyncio.create_task(load_urls(loader, f"{i}", 16)) for i in range(8)]
+    await until(lambda: len(downloads.running) >= MAX_DOWNLOADS)
+    await asyncio.sleep(0)
+    assert len(downloads.running) == MAX_DOWNLOADS
+    downloads.end.set()
+    assert await asyncio.gather(*tasks) == [16, 1, *[16] * 8]
 
 
 # -- memory -----------------------------------------------------------------------------------------------
