@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
 
+from mlxrun.evals.comparisons.compared_group import compare_measured
 from mlxrun.evals.power import compute_power, count_units, describe_power, find_effect
 from mlxrun.evals.statistics import compare_scores
+from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 
 PEER = TTestPower()
 
@@ -48,6 +50,11 @@ def test_numbers_that_differ_alike_show_no_power() -> None:
     found = compare_scores([0.0, 1.0, 1.0], [1.0, 0.0, 1.0])
     assert describe_power(found, 0.02) is not None
     assert describe_power(replace(found, error=0.0), 0.02) is None
+    sides = MeasuredLines(ScoreMeasure("s")), MeasuredLines(ScoreMeasure("s"))
+    for score in (1000.3, 1200.7, 900.1):
+        for side, more in zip(sides, (0.0, 0.1), strict=True):
+            side.add(score + more, {})
+    assert describe_power(compare_measured(*sides), 0.02) is None  # but for rounding
 
 
 def test_a_simulation_finds_the_difference_as_often_as_promised() -> None:

@@ -146,6 +146,36 @@ def test_equal_lines_show_what_their_number_allows(aggregate: str) -> None:
         assert compute_measured_equivalence(equal, equal, 1.0).is_shown is is_shown
 
 
+@pytest.mark.parametrize("scale", [1e-13, 1, 1e13])
+@pytest.mark.parametrize("aggregate", ["mean", "sum", "median"])
+def test_the_same_difference_on_few_lines_is_no_proof(aggregate: str, scale: float) -> None:
+    """Rounding makes no variance of it: both have the same sign in a quarter of cases."""
+    before = np.array([12345.678, 23456.789, 34567.891])
+    found = compare_measured(make(aggregate, before * scale), make(aggregate, (before + 0.1) * scale))
+    assert found.p == 0.25
+    rounded = compare_measured(make(aggregate, [0.3, 0.3]), make(aggregate, [0.1 + 0.2, 0.1 + 0.2]))
+    assert rounded.p == 1
+
+
+def test_tiny_numbers_are_compared_as_large_ones() -> None:
+    found = compare_measured(make("mean", BEFORE * 1e-13), make("mean", AFTER * 1e-13))
+    assert found.p == pytest.approx(compare_measured(make("mean", BEFORE), make("mean", AFTER)).p)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "median"])
+def test_the_same_difference_is_equivalent_once_there_are_enough_lines(aggregate: str) -> None:
+    """It proves as little as equal lines; one beyond the margin is never equivalent."""
+    for lines, is_shown in ((2, False), (58, False), (59, True)):
+        before, after = (make(aggregate, [at + more for at in range(lines)]) for more in (0.1, 1.1))
+        assert compute_measured_equivalence(before, after, 2.0).is_shown is is_shown
+        assert not compute_measured_equivalence(before, after, 0.5).is_shown
+
+
+def test_few_quantiles_are_not_equivalent() -> None:
+    before, after = make("median", [1.0, 5.0, 9.0]), make("median", [1.1, 5.2, 9.3])
+    assert compute_measured_equivalence(before, after, 2.0).p == 0.125
+
+
 def test_an_undefined_figure_is_named() -> None:
     lines = MeasuredLines(ScoreMeasure("", "higher", "a / b"))
     lines.add(0.0, {"a": 1.0, "b": 0.0})
