@@ -97,6 +97,11 @@ def check_metric(name: object) -> int:
     return int(found[2]) if found else 1
 
 
+def is_metric(name: str) -> bool:
+    """Whether `compute_metric` has a metric of this name."""
+    return name in (MEAN, MAJORITY) or _OF_SOME.fullmatch(name) is not None
+
+
 def list_default_metrics(count: int) -> tuple[str, ...]:
     """List the metrics of a line with `count` choices that names none."""
     return (MEAN, f"pass@{count}", f"pass^{count}", MAJORITY) if count > 1 else ()
