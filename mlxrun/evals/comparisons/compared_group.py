@@ -86,8 +86,12 @@ class ComparedGroup:
             found[side] = {"score": score, "interval": found[side]}
         found["measure"] = None if self.measure.is_share else describe_measure(self.measure)
         for name in ("interval", "t_interval"):
-            result[name] = [bound if math.isfinite(bound) else None for bound in result[name]]
-        equivalence = self.equivalence and {**asdict(self.equivalence), "is_shown": self.equivalence.is_shown}
+            result[name] = _describe_bounds(result[name])
+        equivalence = self.equivalence and {
+            **asdict(self.equivalence),
+            "interval": _describe_bounds(self.equivalence.interval),
+            "is_shown": self.equivalence.is_shown,
+        }
         return {
             **found,
             **result,
@@ -95,6 +99,11 @@ class ComparedGroup:
             "is_significant": self.is_significant,
             "equivalence": equivalence,
         }
+
+
+def _describe_bounds(interval: Bounds) -> list[float | None]:
+    """The bounds as JSON, which has no infinity: None for no bound."""
+    return [bound if math.isfinite(bound) else None for bound in interval]
 
 
 def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:

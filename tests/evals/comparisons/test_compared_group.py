@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -10,7 +11,12 @@ import pytest
 import sacrebleu
 from scipy import stats
 
-from mlxrun.evals.comparisons.compared_group import compare_measured, compute_measured_equivalence
+from mlxrun.evals.comparisons.compared_group import (
+    compare_group,
+    compare_measured,
+    compute_measured_equivalence,
+)
+from mlxrun.evals.comparisons.pairing import PairedLine
 from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
 from mlxrun.jobs.scoring.translation import score_translation
@@ -124,6 +130,14 @@ def test_one_text_shows_no_difference() -> None:
     assert (found.difference, found.p, found.interval) == (-1, 1, (-math.inf, math.inf))
     margin = compute_measured_equivalence(make("mean", [2.0]), make("mean", [1.0]), 9.0)
     assert not margin.is_shown
+
+
+def test_an_interval_without_bounds_is_described_as_json() -> None:
+    """JSON has no infinity."""
+    line = PairedLine("a", "all", None, 2.0, 1.0, epochs=1, measure=ScoreMeasure("s", "lower"))
+    found = compare_group("total", [line], 9.0, 0).describe()
+    json.dumps(found, allow_nan=False)
+    assert found["interval"] == found["t_interval"] == found["equivalence"]["interval"] == [None, None]
 
 
 def test_equivalence_is_in_the_unit_of_the_scores() -> None:
