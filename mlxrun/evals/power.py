@@ -32,8 +32,9 @@ def compute_power(units: int, effect: float) -> float:
 
     freedom, shift = units - 1, math.sqrt(units) * effect
     bound = float(stats.t.ppf(1 - ALPHA / 2, freedom))
-    found = float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
-    return 1.0 if math.isnan(found) else found  # SciPy has no value far out, where it is 1
+    above, below = float(stats.nct.sf(bound, freedom, shift)), float(stats.nct.cdf(-bound, freedom, shift))
+    # SciPy has no values far out: of the tail on the other side, which is 0, and of this one, which is 1.
+    return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
 
 
 def find_effect(units: int) -> float:

@@ -78,10 +78,12 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Sums of differences and numbers of lines of each unit, and how the mean difference varies."""
+    """Sums of differences and numbers of lines of each unit, and how the mean difference varies. `rounding`:
+    differences that are no further apart are equal."""
 
     sums: Array
     sizes: Array
+    rounding: float = 1e-12  # of scores from 0 to 1
 
     @property
     def mean(self) -> float:
@@ -95,6 +97,8 @@ class Units:
     def error(self) -> float:
         """The standard error of the mean, by the residuals of the units: for clusters of one size that of the
         mean over clusters."""
+        if self.is_constant:
+            return 0.0
         residuals = self.sums - self.mean * self.sizes
         count = self.count
         return float((residuals @ residuals * count / (count - 1)) ** 0.5 / self.sizes.sum())
@@ -103,7 +107,12 @@ class Units:
     def is_constant(self) -> bool:
         """Whether all units have the same difference."""
         means = self.sums / self.sizes
-        return bool(means.max() - means.min() < 1e-12)
+        return bool(means.max() - means.min() <= self.rounding)
+
+    @property
+    def constant_p(self) -> float:
+        """The two-sided p value if all units have the same difference, as there is no variance to measure."""
+        return compute_least_p(self.count) if abs(self.mean) > self.rounding else 1.0
 
     def add_opposites(self) -> Units:
         """Add a unit with the greatest gain and one with the greatest loss, if few units differ. They would
@@ -176,6 +185,11 @@ def compute_equivalence(
     return Equivalence(margin, max(p, floor), units.compute_bounds(1 - 2 * ALPHA))
 
 
+def compute_least_p(units: int) -> float:
+    """Compute the least two-sided p value that so many units can show: that of the same sign in every one."""
+    return min(1.0, 2 * 0.5**units)
+
+
 def adjust_p_values(values: Sequence[float]) -> list[float]:
     """Adjust the p values of several comparisons by the false discovery rate (Benjamini and Hochberg, 1995).
     Of differences called significant, 5 % are then expected to be none."""
@@ -209,9 +223,7 @@ def _compute_t_test(units: Units) -> tuple[Bounds, float]:
     from scipy.special import stdtr
 
     if units.is_constant:
-        # There is no variance to measure: the p value is that of the same sign in every unit.
-        p = min(1.0, 2 * 0.5**units.count) if units.mean else 1.0
-        return units.add_opposites().compute_bounds(LEVEL), p
+        return units.add_opposites().compute_bounds(LEVEL), units.constant_p
     p = 2 * stdtr(units.count - 1, -abs(units.mean) / units.error)
     return units.compute_bounds(LEVEL), float(p)
 

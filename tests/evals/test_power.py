@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.power import TTestPower
 
+from mlxrun.evals.comparisons.compared_group import compare_measured
 from mlxrun.evals.power import compute_power, count_units, describe_power, find_effect
 from mlxrun.evals.statistics import compare_scores
+from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 
 PEER = TTestPower()
 
@@ -26,6 +29,20 @@ def test_so_many_units_are_needed(effect: float) -> None:
     wanted = PEER.solve_power(effect_size=effect, alpha=0.05, power=0.8)
     assert count_units(effect) == int(np.ceil(wanted))
     assert count_units(1e-9) is None
+
+
+@pytest.mark.parametrize(("units", "effect"), [(2, 5.31), (2, 11.5), (3, 3.264), (30, 2.0)])
+def test_the_power_of_few_units_is_that_of_a_simulation(units: int, effect: float) -> None:
+    """SciPy has no value for the other tail of some of them."""
+    rng, bound = np.random.default_rng(0), stats.t.ppf(0.975, units - 1)
+    sampled = rng.normal(effect, 1, size=(20_000, units))
+    statistics = sampled.mean(axis=1) / sampled.std(axis=1, ddof=1) * units**0.5
+    assert compute_power(units, effect) == pytest.approx((abs(statistics) > bound).mean(), abs=0.015)
+
+
+def test_two_units_show_large_effects_only() -> None:
+    assert find_effect(2) == pytest.approx(11.54, abs=0.05)
+    assert (count_units(5.5), count_units(12.0)) == (3, 2)
 
 
 def test_lines_and_points_of_a_comparison() -> None:
@@ -48,6 +65,11 @@ def test_numbers_that_differ_alike_show_no_power() -> None:
     found = compare_scores([0.0, 1.0, 1.0], [1.0, 0.0, 1.0])
     assert describe_power(found, 0.02) is not None
     assert describe_power(replace(found, error=0.0), 0.02) is None
+    sides = MeasuredLines(ScoreMeasure("s")), MeasuredLines(ScoreMeasure("s"))
+    for score in (1000.3, 1200.7, 900.1):
+        for side, more in zip(sides, (0.0, 0.1), strict=True):
+            side.add(score + more, {})
+    assert describe_power(compare_measured(*sides), 0.02) is None  # but for rounding
 
 
 def test_a_simulation_finds_the_difference_as_often_as_promised() -> None:

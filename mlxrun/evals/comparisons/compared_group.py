@@ -24,10 +24,17 @@ from mlxrun.evals.statistics import (
     Units,
     compare_scores,
     compute_equivalence,
-    group_units,
+    compute_least_p,
 )
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
-from mlxrun.jobs.scoring.measure import HIGHER, SHARE, MeasuredLines, ScoreMeasure, describe_measure
+from mlxrun.jobs.scoring.measure import (
+    HIGHER,
+    SHARE,
+    MeasuredLines,
+    ScoreMeasure,
+    describe_measure,
+    estimate_rounding,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,8 +86,12 @@ class ComparedGroup:
             found[side] = {"score": score, "interval": found[side]}
         found["measure"] = None if self.measure.is_share else describe_measure(self.measure)
         for name in ("interval", "t_interval"):
-            result[name] = [bound if math.isfinite(bound) else None for bound in result[name]]
-        equivalence = self.equivalence and {**asdict(self.equivalence), "is_shown": self.equivalence.is_shown}
+            result[name] = _describe_bounds(result[name])
+        equivalence = self.equivalence and {
+            **asdict(self.equivalence),
+            "interval": _describe_bounds(self.equivalence.interval),
+            "is_shown": self.equivalence.is_shown,
+        }
         return {
             **found,
             **result,
@@ -88,6 +99,11 @@ class ComparedGroup:
             "is_significant": self.is_significant,
             "equivalence": equivalence,
         }
+
+
+def _describe_bounds(interval: Bounds) -> list[float | None]:
+    """The bounds as JSON, which has no infinity: None for no bound."""
+    return [bound if math.isfinite(bound) else None for bound in interval]
 
 
 def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:
@@ -165,7 +181,7 @@ def compare_measured(first: MeasuredLines, second: MeasuredLines, *, seed: int =
     interval = found.compute_bounds(LEVEL)
     return PairedDifference(
         lines=first.count,
-        units=len(set(first.list_units())),
+        units=found.count,
         first=found.first,
         second=found.second,
         difference=found.difference,
@@ -180,12 +196,16 @@ def compare_measured(first: MeasuredLines, second: MeasuredLines, *, seed: int =
 @dataclass(frozen=True, slots=True)
 class _MeasuredDifference:
     """Two figures, and how their difference varies: by differences of pseudo-values of each unit, or by
-    resampled differences. Both are None for a single unit, which shows nothing of it."""
+    resampled differences. Both are None for a single unit, which shows nothing of it. `count`: of units;
+    `is_constant`: whether all have the same difference; `rounding`: what is less is no difference."""
 
     first: float
     second: float
+    count: int
     units: Units | None
     resampled: Array | None
+    is_constant: bool
+    rounding: float
 
     @property
     def difference(self) -> float:
@@ -205,24 +225,29 @@ class _MeasuredDifference:
 
     def compute_p(self) -> float:
         """The two-sided p value. That of a bootstrap is how often the difference varies by as much as it is
-        (Riezler and Maxwell, On Some Pitfalls in Automatic Evaluation and Significance Testing, 2005)."""
+        (Riezler and Maxwell, On Some Pitfalls in Automatic Evaluation and Significance Testing, 2005). Of few
+        units it would be too low, as they may all have the same difference."""
         if self.units is not None:
-            if self.units.is_constant:
-                return min(1.0, 2 * 0.5**self.units.count) if self.difference else 1.0
-            return 2 * self._compute_tail(-abs(self.difference))
+            return (
+                self.units.constant_p if self.is_constant else 2 * self._compute_tail(-abs(self.difference))
+            )
         if self.resampled is None:
             return 1.0
-        beyond = abs(self.resampled - self.difference) >= abs(self.difference)
-        return float((1 + beyond.sum()) / (1 + len(self.resampled)))
+        beyond = abs(self.resampled - self.difference) >= abs(self.difference) - self.rounding
+        return max(compute_least_p(self.count), float((1 + beyond.sum()) / (1 + len(self.resampled))))
 
     def compute_equivalence(self, margin: float) -> float:
-        """The p value of the test that the difference is less than `margin`."""
+        """The p value of the test that the difference is less than `margin`. Units that all have the same
+        difference prove no more than that few others differ: it is at least the probability to see none of
+        5 %."""
+        floor = (1 - ALPHA) ** self.count if self.is_constant else 0.0
         if self.units is not None:
-            return self._compute_tail(abs(self.difference) - margin)
+            return max(floor, self._compute_tail(abs(self.difference) - margin))
         if self.resampled is None:
             return 1.0
         beyond = max((self.resampled >= margin).sum(), (self.resampled <= -margin).sum())
-        return float((1 + beyond) / (1 + len(self.resampled)))
+        one_sided = compute_least_p(self.count) / 2
+        return max(floor, one_sided, float((1 + beyond) / (1 + len(self.resampled))))
 
     def _compute_tail(self, distance: float) -> float:
         """The probability of a distance as low, by Student's t."""
@@ -235,16 +260,27 @@ class _MeasuredDifference:
 
 
 def _measure_difference(first: MeasuredLines, second: MeasuredLines, seed: int) -> _MeasuredDifference:
-    values = first.value, second.value
+    import numpy as np
+
+    values, level = (first.value, second.value), first.measure.quantile
     if values[0] is None or values[1] is None:
         raise ValueError(f"{first.measure.aggregate} is undefined")
     before, after = first.compute_pseudo_values(), second.compute_pseudo_values()
-    units, resampled = None, None
-    if before is not None and after is not None:
-        units = group_units(after - before, None)
-    elif first.measure.quantile is not None and len(set(first.list_units())) > 1:
-        resampled = _resample_quantiles(first, second, first.measure.quantile, seed)
-    return _MeasuredDifference(values[0], values[1], units, resampled)
+    count, has_pseudo_values, resampled = len(set(first.list_units())), True, None
+    if before is None or after is None:
+        has_pseudo_values, before, after = False, np.array(first.scores), np.array(second.scores)
+        if level is not None and count > 1:
+            resampled = _resample_quantiles(first, second, level, seed)
+    units = Units(after - before, np.ones(len(before)), estimate_rounding(before, after))
+    return _MeasuredDifference(
+        first=values[0],
+        second=values[1],
+        count=count,
+        units=units if has_pseudo_values else None,
+        resampled=resampled,
+        is_constant=units.is_constant,
+        rounding=units.rounding,
+    )
 
 
 def _resample_quantiles(first: MeasuredLines, second: MeasuredLines, level: float, seed: int) -> Array:
@@ -266,10 +302,6 @@ def _resample_quantiles(first: MeasuredLines, second: MeasuredLines, level: floa
 def compute_measured_equivalence(
     first: MeasuredLines, second: MeasuredLines, margin: float, *, seed: int = 0
 ) -> Equivalence:
-    """Test whether the figures of two runs differ by less than `margin`, in their unit. Lines that are all
-    equal prove no more than that few others differ: p is at least the probability to see none of 5 %."""
+    """Test whether the figures of two runs differ by less than `margin`, in their unit."""
     found = _measure_difference(first, second, seed)
-    units = len(set(first.list_units()))
-    floor = (1 - ALPHA) ** units if first.scores == second.scores else 0.0
-    p = max(floor, found.compute_equivalence(margin))
-    return Equivalence(margin, p, found.compute_bounds(1 - 2 * ALPHA))
+    return Equivalence(margin, found.compute_equivalence(margin), found.compute_bounds(1 - 2 * ALPHA))

@@ -169,7 +169,9 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
     filtered = [response[0] for _, _, response in arguments]
     if not line.option_logprobs and line.extracted is not None:
         filtered = [line.extracted]
-    scores = {name_metric(group): line.score, **line.metrics}
+    is_lost = line.error is not None or "note" in line.eval
+    zeros = dict.fromkeys(group.metrics, 0.0) if is_lost else {}
+    scores = {name_metric(group): line.score, **zeros, **line.metrics}
     return {
         "doc_id": (line.number or 0) - 1,
         "doc": doc,

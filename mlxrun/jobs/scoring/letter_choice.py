@@ -30,7 +30,14 @@ _CORRECT = re.compile(
     rf"\b(?:option|choice|answer|letter)?\s*{_MARKS}([A-Z])[)\].*_`\"']*\s+is\s+"
     r"(?:the\s+)?(?:(?:most|best)\s+)?(?:correct|right|best|true|appropriate)\b"
 )
-_OTHER = re.compile(rf"^[\s*_`\"')\]]*(?:,?\s*(?:or|and)|/|&|,)\s*{_MARKS}(?:option\s+)?([A-Z])\b(?!')")
+_CLOSE, _NEXT = r"[\s*_`\"')\]]*", rf"{_MARKS}(?:option\s+)?(?!I\s+\w)[A-Z]\b(?!')"
+_JOINED = r"(?:,?\s*(?:or|and)|/|&)"  # what joins two letters
+# What follows a letter behind a comma in a list. Else it begins another clause: "B, C is wrong".
+_LISTED = (
+    rf"(?:{_CLOSE}(?:{_JOINED}|,){_NEXT}){{0,25}}+"  # possessive, as the ways to share the spaces multiply
+    rf"(?:{_CLOSE}(?:[.:;!?(]|$|\n|,(?!{_NEXT}))|\s+(?:because|since|as|depending|both|all)\b)"
+)
+_OTHER = re.compile(rf"^{_CLOSE}(?:{_JOINED}{_NEXT}|,{_NEXT}(?={_LISTED}))")
 _BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?([^{}]*)\}")
 _LEADING = re.compile(
     rf"^{_MARKS}([A-Za-z])(?:[\s*_`\"'$]*[)\]}}>.:,]|[\s*_`\"'$]*$|\s+(?:-\s|\())", re.MULTILINE
@@ -107,7 +114,7 @@ def _read_statement(rest: str, names: dict[str, str]) -> Iterator[str]:
             yield match[1]
             rest = rest[match.end() :]
             while (other := _OTHER.match(rest)) is not None:
-                yield other[1]
+                yield other[0][-1]
                 rest = rest[other.end() :]
             return
     sentence = re.split(r"[.!?](?:\s|$)|\n", rest.lstrip(" *_`\"'\n"), maxsplit=1)[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,7 +16,7 @@ from mlxrun.core.workers import Lane, end_by
 from mlxrun.jobs.scoring.answer_text import extract_answers, strip_reasoning
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, count_choices
 from mlxrun.jobs.scoring.likeliest import score_likeliest
-from mlxrun.jobs.scoring.matching import match_answer, votes_by_score
+from mlxrun.jobs.scoring.matching import match_answer, normalize_extracted, votes_by_score
 from mlxrun.jobs.scoring.measure import ScoreMeasure, describe_measure
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY, score_perplexity
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
@@ -120,7 +120,8 @@ def score_response(
         by_score = votes_by_score(spec)
         if len(verdicts) < count:  # fewer choices than were requested: the others score 0
             verdicts = [*verdicts, *[Verdict(0)] * (count - len(verdicts))]
-        scores |= {name: compute_metric(name, verdicts, by_score) for name in metrics}
+        votes = [replace(each, extracted=normalize_extracted(spec, each.extracted)) for each in verdicts]
+        scores |= {name: compute_metric(name, votes, by_score) for name in metrics}
     mean = sum(float(each.score) for each in verdicts) / len(verdicts)
     note = next((each.note for each in (*verdicts, *answers) if each.note is not None), None)
     comment = next((each.comment for each in verdicts if each.comment is not None), None)

@@ -54,6 +54,13 @@ def votes_by_score(spec: EvalSpec) -> bool:
     return spec.scorer is not None or (spec.match not in _TELLING and not has_capture)
 
 
+def normalize_extracted(spec: EvalSpec, extracted: Any) -> Any:
+    """Return what was extracted from an answer in the form in which it is compared, so that equal answers
+    vote together."""
+    is_text = spec.match in ("exact", "regex") and isinstance(extracted, str)
+    return _normalize(extracted, spec).strip() if is_text else extracted
+
+
 def _normalize(text: str, spec: EvalSpec) -> str:
     text = unicodedata.normalize("NFC", text)
     # Case folding may decompose: Unicode 5.18, "caseless matching", normalizes again.

@@ -36,6 +36,7 @@ LOWER, HIGHER = "lower", "higher"
 OF_SCORES = ("mean", "sum", "exp_mean")
 _QUANTILE = re.compile(r"median|p(\d{1,2}(?:\.\d{1,3})?)")
 _LONGEST_UNIT = 20
+_ROUNDINGS = 64  # of a pseudo-value; few of them are larger than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +219,14 @@ class MeasuredLines:
         return found if bool(np.isfinite(found).all()) else None
 
     def compute_standard_error(self) -> float | None:
-        """Compute the standard error of the figure; None where it has none."""
+        """Compute the standard error of the figure; None where it has none, 0 where units are all equal."""
+        import numpy as np
+
         values = self.compute_pseudo_values()
-        return None if values is None else float(values.std(ddof=1) / len(values) ** 0.5)
+        if values is None:
+            return None
+        is_constant = np.ptp(values) <= estimate_rounding(values)
+        return 0.0 if is_constant else float(values.std(ddof=1) / len(values) ** 0.5)
 
     def compute_interval(self) -> ConfidenceInterval | None:
         """Compute the 95 % interval of the figure; None where it has none, or does not vary."""
@@ -249,9 +255,18 @@ class MeasuredLines:
             low, high = math.ceil(count * (level - reach)), math.floor(count * (level + reach)) + 1
         else:
             return None
-        if low < 1 or high > count:
-            return None  # so few lines have no value of which it is known to be beyond
+        if low < 1 or high > count or values[0] == values[-1]:
+            return None  # few lines have no value of which it is known to be beyond; equal ones show nothing
         return ConfidenceInterval(values[low - 1], values[high - 1], "order statistics")
+
+
+def estimate_rounding(*samples: Array) -> float:
+    """Estimate how far equal pseudo-values are apart by rounding. It grows with their size, and with their
+    number, by which they are multiplied. `samples`: scores or pseudo-values of the same units."""
+    import numpy as np
+
+    largest = max(float(np.abs(each).max()) for each in samples)
+    return _ROUNDINGS * len(samples[0]) * largest * float(np.finfo(float).eps)
 
 
 def describe_measure(measure: ScoreMeasure) -> dict[str, str]:

@@ -13,6 +13,7 @@ from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 from mlxrun.jobs.scoring.measure import SHARE, MeasuredLines, ScoreMeasure, describe_measure, read_measure
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE, PERPLEXITY, describe_perplexities
+from mlxrun.jobs.scoring.verdict import is_metric
 
 NOT_SCORED = "not scored"  # in place of a score, where no answer of a group could be scored
 MIXED = "several units"  # in place of a score, where lines have several measures
@@ -23,10 +24,11 @@ _DIGITS = 10  # so many that a share which is printed with fewer is not rounded 
 class ScoreGroup:
     """The scores of one group. `correct`: lines that score 1; `failed`: lines that failed, which score 0;
     `cut_by_length`: answers cut by their limit of tokens; `unscored`: answers on which a scorer, a judge or a
-    pattern failed, which score 0; `waiting`: those of them that a judge is to score; `metrics`: further
-    scores by name; `matches`: how the lines are scored; `scores`: those from 0 to 1; `measured`: the others,
-    by measure. `lost`: lines of `scores` that failed or could not be scored. They do not count where the
-    other lines have a measure, in which 0 would be a score as any other."""
+    pattern failed, which score 0; `waiting`: those of them that a judge is to score; `matches`: how the lines
+    are scored; `scores`: those from 0 to 1; `measured`: the others, by measure; `named`: further scores, by
+    match and name. `lost`: lines of `scores` that failed or could not be scored. They do not count where the
+    other lines have a measure, in which 0 would be a score as any other. `nameless`: zeros of such lines, by
+    match and the names that they have."""
 
     lines: int = 0
     correct: int = 0
@@ -36,7 +38,10 @@ class ScoreGroup:
     waiting: int = 0
     lost: int = 0
     scores: ScoreMean = field(default_factory=ScoreMean)
-    metrics: dict[str, ScoreMean] = field(default_factory=lambda: defaultdict(ScoreMean))
+    named: dict[tuple[str, str], ScoreMean] = field(default_factory=lambda: defaultdict(ScoreMean))
+    nameless: dict[tuple[str, frozenset[str]], ScoreMean] = field(
+        default_factory=lambda: defaultdict(ScoreMean)
+    )
     measured: dict[ScoreMeasure, MeasuredLines] = field(default_factory=dict)
     matches: set[str] = field(default_factory=set)
 
@@ -81,7 +86,8 @@ class ScoreGroup:
         self.cut_by_length += is_cut_answer
         self.unscored += "note" in result
         self.waiting += "note" in result and result.get("match") == "judge"
-        self.matches.add(str(result.get("match", "none")))
+        match, named = str(result.get("match", "none")), result.get("scores") or {}
+        self.matches.add(match)
         if measure is None:
             self.correct += number == 1
             self.lost += failed or "note" in result
@@ -89,8 +95,10 @@ class ScoreGroup:
         else:
             lines = self.measured.setdefault(measure, MeasuredLines(measure))
             lines.add(number, result.get("sums") or {}, cluster)
-        for name, value in (result.get("scores") or {}).items():
-            self.metrics[name].add(value, cluster)
+        for name, value in named.items():
+            self.named[match, name].add(value, cluster)
+        if failed or "note" in result:
+            self.nameless[match, frozenset(named)].add(0.0, cluster)
 
     def merge(self, other: ScoreGroup) -> None:
         """Count all lines of another group."""
@@ -100,11 +108,25 @@ class ScoreGroup:
         self.matches |= other.matches
         for measure, lines in other.measured.items():
             self.measured.setdefault(measure, MeasuredLines(measure)).merge(lines)
-        for name, mean in other.metrics.items():
-            self.metrics[name].merge(mean)
+        for key, mean in other.named.items():
+            self.named[key].merge(mean)
+        for lost, mean in other.nameless.items():
+            self.nameless[lost].merge(mean)
+
+    @property
+    def metrics(self) -> dict[str, ScoreMean]:
+        """Further scores from 0 to 1 by name. A line that failed or could not be scored counts as 0 in those
+        that a scorer gives to other lines of its match. Metrics of choices are in its own record."""
+        found: dict[str, ScoreMean] = defaultdict(ScoreMean)
+        for (match, name), mean in self.named.items():
+            found[name].merge(mean)
+            for (other, names), zeros in self.nameless.items():
+                if match == other and name not in names and not is_metric(name):
+                    found[name].merge(zeros)
+        return dict(found)
 
     def compute_metrics(self) -> dict[str, float]:
-        """Compute the mean of each further score, over the lines that have it."""
+        """Compute the mean of each further score."""
         return {name: each.value for name, each in self.metrics.items()}
 
     def describe_partial_metrics(self) -> Iterator[str]:
@@ -127,8 +149,8 @@ class ScoreGroup:
             "unscored": self.unscored,
             **self.describe_value(self.interval),
         }
-        if self.metrics:
-            found["metrics"] = {name: round(value, _DIGITS) for name, value in self.compute_metrics().items()}
+        if metrics := self.compute_metrics():
+            found["metrics"] = {name: round(value, _DIGITS) for name, value in metrics.items()}
         if BITS_PER_BYTE in self.measured:
             found[PERPLEXITY] = describe_perplexities(self.measured[BITS_PER_BYTE].add_up())
         return found

@@ -15,10 +15,9 @@ of them at random gives on average.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
 from typing import Any, Protocol
@@ -98,14 +97,20 @@ def check_metric(name: object) -> int:
     return int(found[2]) if found else 1
 
 
+def is_metric(name: str) -> bool:
+    """Whether `compute_metric` has a metric of this name."""
+    return name in (MEAN, MAJORITY) or _OF_SOME.fullmatch(name) is not None
+
+
 def list_default_metrics(count: int) -> tuple[str, ...]:
     """List the metrics of a line with `count` choices that names none."""
     return (MEAN, f"pass@{count}", f"pass^{count}", MAJORITY) if count > 1 else ()
 
 
 def compute_metric(name: str, verdicts: Sequence[Verdict], votes_by_score: bool) -> float:
-    """Compute one metric of all choices. With `votes_by_score`, `extracted` does not tell wrong answers
-    apart: the majority then votes on right or wrong."""
+    """Compute one metric of all choices. Choices with equal `extracted` vote together, as JSON: 42 is 42.0.
+    With `votes_by_score`, `extracted` does not tell wrong answers apart: the majority then votes on right or
+    wrong."""
     if name == MEAN:
         return sum(each.score for each in verdicts) / len(verdicts)
     if name == MAJORITY:
@@ -123,12 +128,12 @@ def compute_metric(name: str, verdicts: Sequence[Verdict], votes_by_score: bool)
 def _score_majority(verdicts: Sequence[Verdict], votes_by_score: bool, k: int) -> float:
     """The mean score of the answer with most votes, over all ways to take `k` choices. Choices in which
     nothing was found do not vote."""
-    votes: dict[str, list[float]] = defaultdict(list)
+    votes: dict[Hashable, list[float]] = defaultdict(list)
     for each in verdicts:
         if votes_by_score:
-            votes[str(each.score)].append(each.score)
+            votes[each.score].append(each.score)
         elif each.extracted is not None:
-            votes[json.dumps(each.extracted, sort_keys=True)].append(each.score)
+            votes[_make_vote(each.extracted)].append(each.score)
     answers = [(len(scores), scores[0]) for scores in votes.values()]
     silent = len(verdicts) - sum(count for count, _ in answers)
     most = max((count for count, _ in answers), default=0)
@@ -137,6 +142,15 @@ def _score_majority(verdicts: Sequence[Verdict], votes_by_score: bool, k: int) -
         return sum(tied) / len(tied) if tied else 0.0
     total = sum(_sum_won(answers, silent, k, winning) for winning in range(1, min(most, k) + 1))
     return total / comb(len(verdicts), k)
+
+
+def _make_vote(value: Any) -> Hashable:
+    """The same key for all values that are equal as JSON: 1 is 1.0 but not true."""
+    if isinstance(value, Mapping):
+        return frozenset((key, _make_vote(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_make_vote, value))
+    return (bool, value) if isinstance(value, bool) else value
 
 
 def _sum_won(answers: Sequence[tuple[int, float]], silent: int, k: int, winning: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -10,7 +11,12 @@ import pytest
 import sacrebleu
 from scipy import stats
 
-from mlxrun.evals.comparisons.compared_group import compare_measured, compute_measured_equivalence
+from mlxrun.evals.comparisons.compared_group import (
+    compare_group,
+    compare_measured,
+    compute_measured_equivalence,
+)
+from mlxrun.evals.comparisons.pairing import PairedLine
 from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
 from mlxrun.jobs.scoring.translation import score_translation
@@ -126,6 +132,14 @@ def test_one_text_shows_no_difference() -> None:
     assert not margin.is_shown
 
 
+def test_an_interval_without_bounds_is_described_as_json() -> None:
+    """JSON has no infinity."""
+    line = PairedLine("a", "all", None, 2.0, 1.0, epochs=1, measure=ScoreMeasure("s", "lower"))
+    found = compare_group("total", [line], 9.0, 0).describe()
+    json.dumps(found, allow_nan=False)
+    assert found["interval"] == found["t_interval"] == found["equivalence"]["interval"] == [None, None]
+
+
 def test_equivalence_is_in_the_unit_of_the_scores() -> None:
     rng = np.random.default_rng(17)
     after = BEFORE + rng.normal(scale=0.1, size=80)
@@ -144,6 +158,36 @@ def test_equal_lines_show_what_their_number_allows(aggregate: str) -> None:
     for lines, is_shown in ((58, False), (59, True)):
         equal = make(aggregate, [float(at) for at in range(lines)])
         assert compute_measured_equivalence(equal, equal, 1.0).is_shown is is_shown
+
+
+@pytest.mark.parametrize("scale", [1e-13, 1, 1e13])
+@pytest.mark.parametrize("aggregate", ["mean", "sum", "median"])
+def test_the_same_difference_on_few_lines_is_no_proof(aggregate: str, scale: float) -> None:
+    """Rounding makes no variance of it: both have the same sign in a quarter of cases."""
+    before = np.array([12345.678, 23456.789, 34567.891])
+    found = compare_measured(make(aggregate, before * scale), make(aggregate, (before + 0.1) * scale))
+    assert found.p == 0.25
+    rounded = compare_measured(make(aggregate, [0.3, 0.3]), make(aggregate, [0.1 + 0.2, 0.1 + 0.2]))
+    assert rounded.p == 1
+
+
+def test_tiny_numbers_are_compared_as_large_ones() -> None:
+    found = compare_measured(make("mean", BEFORE * 1e-13), make("mean", AFTER * 1e-13))
+    assert found.p == pytest.approx(compare_measured(make("mean", BEFORE), make("mean", AFTER)).p)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "median"])
+def test_the_same_difference_is_equivalent_once_there_are_enough_lines(aggregate: str) -> None:
+    """It proves as little as equal lines; one beyond the margin is never equivalent."""
+    for lines, is_shown in ((2, False), (58, False), (59, True)):
+        before, after = (make(aggregate, [at + more for at in range(lines)]) for more in (0.1, 1.1))
+        assert compute_measured_equivalence(before, after, 2.0).is_shown is is_shown
+        assert not compute_measured_equivalence(before, after, 0.5).is_shown
+
+
+def test_few_quantiles_are_not_equivalent() -> None:
+    before, after = make("median", [1.0, 5.0, 9.0]), make("median", [1.1, 5.2, 9.3])
+    assert compute_measured_equivalence(before, after, 2.0).p == 0.125
 
 
 def test_an_undefined_figure_is_named() -> None:

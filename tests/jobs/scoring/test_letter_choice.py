@@ -98,6 +98,31 @@ def test_chinese_statements_and_fullwidth_letters(answer: str, letters: list[str
     assert find_letters(answer, ["一\uff08x\uff09", "二", "三"]) == letters
 
 
+@pytest.mark.parametrize(
+    ("answer", "letters"),
+    [
+        ("The answer is A, I believe.", "A"),
+        ("The answer is B and I am sure.", "B"),
+        ("The answer is B, A is wrong.", "B"),
+        ("The answer is **B**, C would be too small.", "B"),
+        ("The answer is B, A and C are wrong.", "B"),
+        ("The answer is B, A, C are wrong.", "B"),
+        ("The best answer is option B, D being close.", "B"),
+        # Lists stay ambiguous.
+        ("The answer is A, B.", "AB"),
+        ("The answer is A, B", "AB"),
+        ("The answer is (A), (B) or (C).", "ABC"),
+        ("The answer is A, B, and C because x.", "ABC"),
+        ("The answer is **A**, **B**", "AB"),
+        ("The answer is H or I.", "HI"),
+        ("The answer is A or B depending on x", "AB"),
+    ],
+)
+def test_a_letter_behind_a_comma_may_begin_a_clause(answer: str, letters: str) -> None:
+    assert "".join(find_letters(answer)) == letters
+    assert "".join(find_letters(answer, list("abcdefghi"))) == letters
+
+
 def test_fullwidth_texts_of_options() -> None:
     assert find_letters("一\uff08x\uff09", ["二", "一\uff08x\uff09"]) == ["B"]
 
@@ -129,3 +154,10 @@ def test_long_answers_take_no_long_time(text: str) -> None:
     began = time.process_time()
     assert find_letters(text * 200_000 + "\nThe answer is B.", OPTIONS) == ["B"]
     assert time.process_time() - began < 20
+
+
+def test_long_lists_take_no_long_time() -> None:
+    began = time.process_time()
+    for text in ("A, ", "A , option ", "A and B, ", " * , B"):
+        find_letters("The answer is C, " + text * 2000 + "x")
+    assert time.process_time() - began < 5

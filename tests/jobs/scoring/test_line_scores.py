@@ -81,6 +81,31 @@ def test_votes_of_matches_without_wrong_answers() -> None:
     assert found["scores"]["majority"] == 1
 
 
+@pytest.mark.parametrize(
+    ("spec", "answers"),
+    [
+        ({"expected": 42, "match": "number"}, ["42", "42", "It is 42.", "It is 42.", "41", "41", "41"]),
+        ({"expected": "Paris", "ignore_case": True}, ["Paris", "paris ", "PARIS", "Rome", "Rome"]),
+        ({"expected": "caf\u00e9"}, ["caf\u00e9", "cafe\u0301", "tea", "milk"]),
+        ({"expected": "B", "match": "regex", "pattern": r"is( \w)"}, ["is B", "is B", "is A", "is C"]),
+        (
+            {"expected": "B", "match": "regex", "pattern": r"is (\w)", "ignore_case": True},
+            ["is B", "is b", "is A", "is C"],
+        ),
+        ({"expected": {"a": 1}, "match": "json"}, ['{"a": 1}', '{"a": 1.0}', '{"a": 2}', '{"a": 3}']),
+    ],
+)
+def test_answers_vote_as_they_are_compared(spec: dict[str, object], answers: list[str]) -> None:
+    found = score_response(parse_eval(spec, {}), chats(*answers), line(len(answers)))
+    assert found["scores"]["majority"] == 1
+
+
+def test_case_tells_answers_apart_where_it_is_compared() -> None:
+    """Two answers of three vote against each other without `ignore_case`."""
+    found = score_response(parse_eval({"expected": "Paris"}, {}), chats("Paris", "paris", "PARIS"), line(3))
+    assert found["scores"]["majority"] == pytest.approx(1 / 3)
+
+
 def test_text_behind_a_marker() -> None:
     """For raw completions of reasoning models, whose text is not parsed."""
     spec = parse_eval({"expected": "4", "after": "</think>"}, {})

@@ -116,6 +116,10 @@ def test_a_formula_is_of_the_sums_of_all_lines() -> None:
 def test_lines_that_are_all_equal_have_no_interval() -> None:
     """One without a width would claim too much."""
     assert make("mean", [2.0] * 20).compute_interval() is None
+    assert make("mean", [1000.3] * 3).compute_interval() is None  # whose mean is rounded
+    assert make("mean", [1000.3] * 3).compute_standard_error() == 0
+    assert make("median", [5.0] * 20).compute_interval() is None
+    assert make("median", [5.0] * 19 + [6.0]).compute_interval() is not None
     assert make("mean", [2.0] * 19 + [2.1]).compute_interval() is not None
 
 

@@ -39,7 +39,7 @@ def test_scores_as_data() -> None:
 
 
 def test_fractions_metrics_and_answers_that_were_not_scored() -> None:
-    """`share` is the mean score; metrics are means over the lines that have them."""
+    """`share` is the mean score; metrics of choices are means over the lines that have them."""
     scores = Scores()
     body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
     for result in (
@@ -57,6 +57,30 @@ def test_fractions_metrics_and_answers_that_were_not_scored() -> None:
     assert total.compute_metrics() == {"pass@2": 0.5}
     assert total.interval is not None and total.interval.method == "clustered"
     assert scores.groups["b"].interval is None
+
+
+def test_lost_lines_count_as_0_in_the_scores_of_a_scorer() -> None:
+    """As in the score. The twin: lines of another match have no such score."""
+    scores = Scores()
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    for group in ("a", "b"):
+        for match, failed, named in (
+            ("likeliest", False, {"acc": 1, "acc_norm": 0}),
+            ("likeliest", False, {"acc": 1, "acc_norm": 1}),
+            ("likeliest", True, {}),
+            ("exact", True, {}),
+            ("exact", False, {}),
+        ):
+            result = {"score": named.get("acc", 0), "match": match, "group": group, "scores": named}
+            error, response = ({}, None) if failed else (None, {"body": body})
+            scores.add({"error": error, "response": response, "eval": result})
+    broken = {"score": 0, "match": "likeliest", "group": "b", "note": "no logprobs"}
+    scores.add({"error": None, "response": {"body": body}, "eval": broken})
+    found = scores.describe()
+    assert found["groups"]["a"]["metrics"] == {"acc": 0.6666666667, "acc_norm": 0.3333333333}
+    assert found["groups"]["b"]["metrics"] == {"acc": 0.5, "acc_norm": 0.25}
+    assert found["total"]["metrics"] == {"acc": 0.5714285714, "acc_norm": 0.2857142857}
+    assert scores.groups["b"].metrics["acc"].count == 4
 
 
 def test_a_score_that_is_shown_with_fewer_digits_is_rounded_once() -> None:

@@ -36,6 +36,9 @@ def test_fractions() -> None:
         ([("a", 1), ("b", 0), ("c", 0), (None, 0), (None, 0)], 1 / 3),  # a tie of three; two do not vote
         ([("a", 1), ("a", 1), ("b", 0), ("b", 0)], 0.5),
         ([({"x": 1, "y": 2}, 1), ({"y": 2, "x": 1}, 1), (3, 0)], 1),
+        ([(42, 1), (42.0, 1), (41, 0)], 1),  # equal as JSON, in which 1 is 1.0 but not true
+        ([({"x": [1]}, 1), ({"x": [1.0]}, 1), ({"x": [True]}, 0)], 1),
+        ([(1, 1), (True, 0), (True, 0)], 0),
         ([(None, 0), (None, 0)], 0),
     ],
 )
