@@ -65,7 +65,7 @@ def describe_models(message: DescribeModels) -> ModelsFacts:
 
 def _describe_model(config: Config) -> ModelFacts | MlxrunError:
     from mlxrun.api.ollama.response import describe_model, list_tags
-    from mlxrun.api.text.model_info import list_names
+    from mlxrun.api.text.model_info import list_accepted_names, list_names
     from mlxrun.cli.run_setup import make_context, read_model
     from mlxrun.cluster.models.messages import ModelFacts
     from mlxrun.server.endpoints.openai import describe_listed
@@ -76,7 +76,7 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
         names = list_names(model)
         needed, weights = measure_need(config, model)
         return ModelFacts(
-            names=(*names, *model.aliases, *(adapter.name for adapter in model.adapters)),
+            names=list_accepted_names(model),
             tasks=list_tasks(model),
             modalities=list_modalities(model),
             context_length=model.context_length,

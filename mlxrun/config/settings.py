@@ -197,7 +197,7 @@ class SpeculationSettings:
 class SamplingSettings:
     """Defaults for requests; null means the value in the model's generation_config.json."""
 
-    temperature: Annotated[float | None, Range(0.0, 10.0)] = None
+    temperature: Annotated[float | None, Range(0.0, 2.0)] = None
     """Sampling temperature; 0 is greedy. null: that of the model, else 1.0."""
     top_p: Annotated[float | None, Range(0.0, 1.0)] = None
     """Sample from the likeliest tokens whose probabilities sum to this. null: that of the model, else 1.0."""

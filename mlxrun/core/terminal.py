@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _BAR_MOVES = re.compile(r"\r|(?:\x1b\[A)+\Z")
 
 
+PIPED_TABLE_WIDTH = 100_000  # columns of a table where nothing is wrapped
+
+
 class FilteredStream:
     """A text stream that makes control characters visible. `unfiltered`: the stream below."""
 
@@ -117,10 +120,11 @@ def open_console(stream: IO[str] | None = None, width: int | None = None, **opti
 
 
 def print_table(columns: Iterable[Column], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table without lines to standard output."""
+    """Print a table without lines to standard output. Only a terminal wraps its rows: a pipe has one line for
+    each, so that what is in it can be found."""
     from rich.table import Table
 
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    open_console().print(table)
+    open_console(width=PIPED_TABLE_WIDTH).print(table)

@@ -20,6 +20,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxrun.core.errors import ConfigError, ModelLoadError, is_out_of_memory
+from mlxrun.core.field_errors import shorten
 from mlxrun.core.limited_json import load_json
 from mlxrun.core.text_files import read_text_file
 from mlxrun.model.hooks.adapted_layers import LayerWeights
@@ -29,6 +30,7 @@ from mlxrun.model.load.weight_check import is_float
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # names in a message
+MOST_REASON = 300  # characters of a library's error
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, OverflowError)
 # The libraries' layers: where the base layer is, and the names of the two matrices.
 _LAYERS = {
@@ -92,17 +94,20 @@ def _name_errors(setting: str, path: str) -> Iterator[None]:
     except _LIBRARY_ERRORS as error:
         if is_out_of_memory(error):  # which is no fault of the adapter
             raise
-        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
+        reason = shorten(" ".join(str(error).split()), MOST_REASON)
+        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {reason}"
         raise ConfigError(f"{setting}: {text}") from error
 
 
 def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
     load_weights = model.load_weights
-    _check_needed(read_adapter_config(Path(path)), Path(path, CONFIG), vision=vision)
+    config = read_adapter_config(Path(path))
+    _check_needed(config, Path(path, CONFIG), vision=vision)
+    rank = config.get("lora_parameters", config).get("rank")
 
     def load_checked(source: Any, strict: bool = True) -> Any:
         weights = list(mx.load(source).items()) if isinstance(source, str) else source
-        _check_weights(model, dict(weights), path)
+        _check_weights(model, dict(weights), path, rank)
         return load_weights(weights, strict=strict)
 
     model.load_weights = load_checked
@@ -116,6 +121,10 @@ def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
                 from mlx_lm.utils import load_adapters
 
                 load_adapters(model, path)
+    except ValueError:
+        if not vision:  # mlx-lm lists all tensors that do not fit
+            _check_weights(model, dict(mx.load(str(Path(path, WEIGHTS)))), path, rank)
+        raise
     finally:
         del model.load_weights
     for line in output.getvalue().splitlines():
@@ -123,10 +132,11 @@ def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
     return model
 
 
-def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str) -> None:
-    """ConfigError unless each tensor fits a parameter, and those of adapted layers are there and finite."""
+def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str, rank: int | None) -> None:
+    """ConfigError unless each tensor fits a parameter, and those of adapted layers are there and finite.
+    `rank`: that of the config, which is named if it is all that is wrong."""
     parameters = dict(tree_flatten(model.parameters()))
-    wrong = [
+    wrong = _list_wrong_rank(tensors, parameters, rank) or [
         f"{name}: the model has no such parameter"
         if name not in parameters
         else f"{name}: {tensor.dtype} of shape {tensor.shape}, where the model has "
@@ -149,6 +159,27 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+
+
+def _list_wrong_rank(
+    tensors: Mapping[str, mx.array], parameters: Mapping[str, mx.array], rank: int | None
+) -> list[str]:
+    """The fault of all tensors, if they have another rank than the config; else none."""
+    found: dict[int, str] = {}  # an example of each rank
+    for name, tensor in sorted(tensors.items()):
+        if name not in parameters:
+            return []
+        shape = parameters[name].shape
+        others = [sizes for sizes in zip(tensor.shape, shape, strict=False) if sizes[0] != sizes[1]]
+        if not others and tensor.ndim == len(shape):
+            continue
+        if len(others) != 1 or others[0][1] != rank or tensor.ndim != len(shape):
+            return []
+        found.setdefault(others[0][0], f"{name} of shape {tensor.shape}")
+    if len(found) != 1:
+        return []
+    [(size, example)] = found.items()
+    return [f"rank is {rank} in {CONFIG}, the tensors have {size}, such as {example}"]
 
 
 def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:

@@ -26,6 +26,7 @@ import llguidance
 from cachetools import LRUCache, cached
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from mlxrun.api.structured.exact_numbers import check_numbers
 from mlxrun.api.structured.grammar_checks import (
     MAX_CHARACTERS,
     check_choices,
@@ -259,6 +260,8 @@ def _encode_new_schema(text: str, schema: Any, strict: bool, param: str) -> str:
     check_abandoned()
     check_schema_count([schema], param)
     check_schema(schema, param, strict)
+    if not isinstance(schema, bool):
+        check_numbers(schema, param)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
     members = {"allOf": [schema]} if isinstance(schema, bool) else bound_integers(schema)
     return json.dumps(members | {"x-guidance": options})

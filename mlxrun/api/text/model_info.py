@@ -110,17 +110,31 @@ def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | Non
     """Return the adapter that the field `model` names as MODEL:NAME or NAME; None: no adapter.
 
     NotFound if the name is not served. A config without names and adapters serves any name, since clients
-    have theirs built in."""
-    own = (model_info.name, *model_info.names, *model_info.aliases)
+    have theirs built in. An empty name is none."""
+    own = _list_own_names(model_info)
     for adapter in model_info.adapters:
-        if name == adapter.name or name in [f"{each}:{adapter.name}" for each in own]:
+        if name in _list_adapter_names(adapter, own):
             return adapter
-    if name is not None and (model_info.names or model_info.adapters) and name not in own:
+    if name and (model_info.names or model_info.adapters) and name not in own:
         names = list_names(model_info)
         near = suggest(name, names)
         text = f"model: {quote(name)} is not served here{near}; the names are {', '.join(names)}"
         raise NotFound(text, param="model", code="model_not_found")
     return None
+
+
+def list_accepted_names(model_info: ModelInfo) -> tuple[str, ...]:
+    """List all names that `choose_adapter` accepts where names are checked."""
+    own = _list_own_names(model_info)
+    return (*own, *(name for each in model_info.adapters for name in _list_adapter_names(each, own)))
+
+
+def _list_own_names(model_info: ModelInfo) -> tuple[str, ...]:
+    return (model_info.name, *model_info.names, *model_info.aliases)
+
+
+def _list_adapter_names(adapter: LoraAdapter, own: Sequence[str]) -> list[str]:
+    return [adapter.name, *(f"{each}:{adapter.name}" for each in own)]
 
 
 def list_names(model_info: ModelInfo) -> tuple[str, ...]:

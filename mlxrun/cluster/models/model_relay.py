@@ -166,7 +166,7 @@ class ModelRelay(Relay):
         found = self.find_owner(request, fields)
         owner = next((slot for slot in self.models.slots if slot is found), None)
         given = (fields.get("model"), fields.get("name"), request.query.get("model"))
-        name = next((each for each in given if isinstance(each, str)), None)
+        name = next((each for each in given if isinstance(each, str) and each), None)
         if name is None:
             return owner or self.models.find_first(request.path)
         if _is_ollama(request) and not self.models.has(name):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.terminal import open_console
+from mlxrun.core.terminal import PIPED_TABLE_WIDTH, open_console
 from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED, RunFolder
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 CHANGED = "changed"  # the state of a cell whose lines would be others now, and that was left out
 Record = dict[str, Any]
-_PIPE_WIDTH = 200  # columns, where the output is no terminal
 _EMPTY: Record = {
     "job_sha256": None,
     "state": "todo",
@@ -307,5 +306,5 @@ def make_table(heads: Sequence[str], text: int = 2) -> Table:
 
 
 def print_table(table: Table, stream: TextIO) -> None:
-    """Print a table as wide as the terminal."""
-    open_console(stream, _PIPE_WIDTH, highlight=False).print(table)
+    """Print a table as wide as the terminal; where there is none, without wrapping."""
+    open_console(stream, PIPED_TABLE_WIDTH, highlight=False).print(table)

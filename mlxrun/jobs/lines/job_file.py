@@ -250,6 +250,8 @@ def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> Jo
 
 def _parse_openai(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
     url = _check_url(value["url"], only_url) if "url" in value else None
+    if "id" in value and "custom_id" not in value:
+        raise _LineError("custom_id is missing; id is for lines without body", "custom_id")
     custom_id = _check_custom_id(value, "custom_id")
     if url is None:
         raise _LineError("url is missing", "url")

@@ -81,3 +81,16 @@ def test_the_list_says_what_models_take(
     assert "takes" in said and "text, image" in said
     assert main(["ps", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["servers"][0]["takes"] == ["text", "image"]
+
+
+def test_a_server_is_one_line_on_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However narrow the terminal is, so that `mlxrun ps | grep 18731` finds it."""
+    note = ServerNote(7, "http://127.0.0.1:18731", f"/models/{'a' * 200}", 0.0)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("mlxrun.server.running_servers.list_servers", lambda folder: [note])
+    monkeypatch.setattr("mlxrun.cli.commands.ps.read_state", lambda url, certificate: "loading")
+    assert main(["ps"]) == 0
+    _, line = capsys.readouterr().out.splitlines()
+    assert note.url in line and note.model in line

@@ -77,6 +77,7 @@ def test_both_forms() -> None:
         ({**GOOD, "url": "/v1/moderations"}, "url must be one of /v1/chat/completions, /v1/compl", "url"),
         ({"id": "a", "url": "/v1/moderations", "input": "x"}, "url must be one of", "url"),
         ({"id": "a", "url": "/v1/nothing", "body": {}}, "url must be one of", "url"),
+        ({"id": "a", "url": CHAT, "body": {}}, "custom_id is missing; id is for lines", "custom_id"),
         ({"url": "/v1/completions"}, NEEDED + "(none given)", None),
         ({"id": "a", "prompt": "x", "input": "y"}, NEEDED + "(prompt and input given)", None),
         ({**GOOD, "url": []}, "url must be one of", "url"),

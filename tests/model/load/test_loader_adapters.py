@@ -112,8 +112,8 @@ def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_pat
 def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:
     """Never the plain model's answers in its name."""
     bad = {
-        "other names": (adapter("names", prefix="base_model."), "base_model.*not an adapter parameter"),
-        "other shapes": (adapter("shapes", shape=(3, 3)), "does not match model parameter shape"),
+        "other names": (adapter("names", prefix="base_model."), "base_model.*no such parameter"),
+        "other shapes": (adapter("shapes", shape=(3, 3)), r"of shape \(3, 3\), where the model has"),
         "nothing there": (tmp_path / "missing", "missing has no adapter_config.json"),
         "no config": (tmp_path, "adapter_config.json"),
     }
@@ -187,6 +187,16 @@ def seeing(zoo: Zoo, tmp_path: Path) -> Make:
         return folder
 
     return make
+
+
+def test_another_rank_in_the_config_is_named(zoo: Zoo, adapter: Make) -> None:
+    """In place of all tensors, which mlx-lm lists."""
+    made = adapter("bad")
+    file = made / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_parameters": LORA | {"rank": 16}}))
+    reason = r"rank is 16 in adapter_config\.json, the tensors have 4, such as \S+ of shape \(\d+, 4\)$"
+    with pytest.raises(ConfigError, match=rf"bad: the adapter does not fit the model: {reason}"):
+        engine_driver.make_real_engine(zoo.text("llama"), adapters={"bad": str(made)})
 
 
 def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:

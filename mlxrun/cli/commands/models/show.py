@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,10 +64,17 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
         yield "weights", sum(file.stat().st_size for file in files)
     quantization = info.config.get("quantization")
     if isinstance(quantization, dict) and "bits" in quantization:
-        yield "quantization", f"{quantization['bits']} bits, groups of {quantization.get('group_size')}"
+        bits = " and ".join(map(str, _list_bits(quantization)))
+        yield "quantization", f"{bits} bits, groups of {quantization.get('group_size')}"
     yield from _ask_hub(path, bool(files))
     yield "chat template", "yes" if info.chat_template is not None else "no: only prompts, no messages"
     yield "folder", str(info.folder)
+
+
+def _list_bits(quantization: dict[str, Any]) -> list[int]:
+    """The bits of all layers: the usual ones, and those of layers that have their own."""
+    layers = (value for value in quantization.values() if isinstance(value, dict))
+    return sorted({each["bits"] for each in (quantization, *layers) if "bits" in each})
 
 
 def find_family_result(family: str, kind: str) -> str:

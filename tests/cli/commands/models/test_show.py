@@ -1,0 +1,22 @@
+"""What `mlxrun show` says of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxrun.cli.main import main
+from mlxrun.model.load.model_files import EMBEDDED
+
+
+def test_all_bits_of_a_model_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in EMBEDDED.iterdir():
+        if file.name != "config.json":
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((EMBEDDED / "config.json").read_text())
+    packed = {"group_size": 32, "bits": 4, "lm_head": {"group_size": 32, "bits": 8}, "model.norm": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": packed}))
+    assert main(["show", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] == "4 and 8 bits, groups of 32"
