@@ -112,23 +112,24 @@ class CellTrend:
 def read_history(path: Path) -> list[HistoryRow]:
     """Read a history file; empty if there is none. A last row that was not written to its end is left out.
     JobError with the line that is wrong."""
-    return _parse_rows(path, _read_whole_rows(path))
+    whole, _ = _read_whole_rows(path)
+    return _parse_rows(path, whole)
 
 
-def _read_whole_rows(path: Path) -> bytes:
-    """The content without a last row that a kill or a full disk cut off."""
+def _read_whole_rows(path: Path) -> tuple[bytes, bool]:
+    """The content without a last row that a kill or a full disk cut off, and whether there was one."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return b""
+        return b"", False
     except OSError as error:
         raise JobError(f"{path}: cannot be read: {error}") from error
     last = data.rpartition(b"\n")[2]
     try:
         json.loads(last)  # an editor may leave out the line end of a whole row
     except ValueError:
-        data = data.removesuffix(last)
-    return data
+        return data.removesuffix(last), bool(last)
+    return data, False
 
 
 def _parse_rows(path: Path, data: bytes) -> list[HistoryRow]:
@@ -197,7 +198,7 @@ def build_row(run: RunFolder) -> HistoryRow:
 def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
     """Add the rows of runs to a history file, and return all. A run that is there already is not added.
     JobError if the others are of different jobs with one name, which would be one series."""
-    whole = _read_whole_rows(path)
+    whole, is_torn = _read_whole_rows(path)
     known = _parse_rows(path, whole)
     seen = {(row.cell, row.time, row.output) for row in known}
     built = [(run, build_row(run)) for run in runs]
@@ -211,7 +212,7 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
     text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
     if rows:
         with wrap_write_errors(path, begun=False), closing(Appender(path, begun=False)) as file:
-            if path.exists():
+            if is_torn:  # else another process may have added rows meanwhile
                 os.truncate(path, len(whole))
             line_end = b"\n" if whole and not whole.endswith(b"\n") else b""
             file.append(line_end + text.encode())

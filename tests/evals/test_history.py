@@ -15,6 +15,7 @@ import pytest
 import statsmodels.api as sm
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals import history
 from mlxrun.evals.history import (
     CellTrend,
     HistoryRow,
@@ -190,6 +191,24 @@ async def test_a_row_that_was_cut_off(tmp_path: Path, kept: int) -> None:
     assert read_history(path) == rows
     rows = add_runs(path, [run])
     assert len(rows) == 2 and read_history(path) == rows
+
+
+async def test_what_another_process_adds_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nightly.jsonl"
+    run = RunFolder.open(await run_lines(tmp_path / "a", chats(2)))
+    path.write_text(json.dumps(asdict(make_row(0.5))) + "\n")
+    build = history.build_row
+
+    def build_slowly(run: RunFolder) -> history.HistoryRow:
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(make_row(0.75))) + "\n")
+        return build(run)
+
+    monkeypatch.setattr(history, "build_row", build_slowly)
+    add_runs(path, [run])
+    assert [row.value for row in read_history(path)][:2] == [0.5, 0.75] and len(read_history(path)) == 3
 
 
 async def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
