@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Edit, str]] = {
     "whole numbers": (with_weights(lambda a: a.astype(np.int8)), "int8 of shape"),
     "a rank of 10^12": (with_parameters(rank=10**12), "rank is 1000000000000, which is not a whole number"),
     "a rank of 2^64": (with_parameters(rank=2**64), "rank is 18446744073709551616, which is not"),
-    "a rank of 10^6": (with_parameters(rank=10**6), "where the model has mlx.core.float32 of shape"),
+    "a rank of 10^6": (with_parameters(rank=10**6), "rank is 1000000 in adapter_config.json, the"),
     "a rank of 0": (with_parameters(rank=0), "rank is 0, which is not a whole number from 1"),
     "a rank in words": (with_parameters(rank="4"), "lora_parameters.rank is '4', which is not a whole"),
     "no rank": (with_parameters(rank=None), "lora_parameters.rank is None, which is not a whole"),

@@ -145,8 +145,12 @@ async def test_a_device_that_is_gone(
         steps.append(plan)
         raise error
 
+    def fail(self: Any) -> None:
+        raise error
+
     async with site(host) as s:
         monkeypatch.setattr(ModelRunner, "execute", failing)
+        monkeypatch.setattr(ModelRunner, "compute_trial", fail)
         replies = await everywhere(s)
         most = CONFIG.engine.max_errors if isinstance(error, Exception) else 1
         assert len(steps) == most
@@ -190,11 +194,11 @@ from mlxrun.model.run.runner import ModelRunner
 from mlxrun.cli import main
 from mlxrun.cli.commands import serve
 
-def failing(self, plan):
+def failing(self, plan=None):
     raise RuntimeError("the device is gone")
 
 def ask(url):
-    ModelRunner.execute = failing
+    ModelRunner.execute = ModelRunner.compute_trial = failing
     body = json.dumps({{"messages": [{{"role": "user", "content": "x"}}]}}).encode()
     kind = {{"Content-Type": "application/json"}}
     request = urllib.request.Request(url + "/v1/chat/completions", body, kind)
