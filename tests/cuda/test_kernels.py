@@ -9,13 +9,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import KERNELS, NormRule
 from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.hooks.skinny_gemm import multiply_few_rows
 from mlxrun.model.kernels import kernel_source
-from mlxrun.model.kv.paged import attention_kernel
 from tests.cuda.compiler import CompileError, Recorder, compile_text, find_nvrtc
+from tests.helpers.custom_kernels import use_maker
 from tests.metal.attention_cases import Case, make_attention
 from tests.metal.layer_cases import HEADS
 
@@ -34,15 +33,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     if find_nvrtc() is None:
         pytest.skip("CUDA kernels are compiled where the packages nvidia-cuda-* are: Linux on x86-64")
     recorder = Recorder()
-    monkeypatch.setattr(mx.fast, "cuda_kernel", recorder.make)
-    caches = (attention_kernel._compile, operations.compile_kernel, skinny_gemm.compile_kernel)
-    for module in (attention_kernel, operations, skinny_gemm):
-        monkeypatch.setattr(module, "get_backend", lambda: "cuda")
-    for cache in caches:
-        cache.cache_clear()
-    yield recorder
-    for cache in caches:
-        cache.cache_clear()
+    with use_maker("cuda", recorder.make, monkeypatch):
+        yield recorder
 
 
 def find_spills(recorder: Recorder, architecture: str) -> list[str]:

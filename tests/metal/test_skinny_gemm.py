@@ -58,11 +58,9 @@ def find_difference(layer: Any, x: mx.array, found: mx.array) -> float:
 
 
 @pytest.fixture(autouse=True)
-def use_metal(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_many_tiles(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks have as many tiles as for weights with many outputs."""
-    monkeypatch.setattr(skinny_gemm, "get_backend", lambda: "metal")
     monkeypatch.setattr(skinny_gemm, "BLOCKS", 1)
-    skinny_gemm.compile_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import ARRAYS, KERNELS, HeadRule, NormRule, RotaryRule, choose_operations
 from mlxrun.model.kernels import kernel_source
-from tests.helpers.kernel_files import expand_files
+from tests.helpers.custom_kernels import expand_files
 
 
 def test_both_languages_define_the_same_names() -> None:

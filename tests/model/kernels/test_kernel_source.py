@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.kernels.kernel_source import GEMM_HEADERS, HEADERS, JOIN, SKINNY_GEMM, SPLIT, make_kernel
-from tests.helpers.kernel_files import expand_files
+from tests.helpers.custom_kernels import expand_files
 
 KERNELS = {
     "skinny GEMM": (SKINNY_GEMM, GEMM_HEADERS, ("x", "weight"), "x_shape x_ndim"),
