@@ -13,7 +13,8 @@ from mlxrun.model.fused.operations import KERNELS, NormRule
 from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.hooks.skinny_gemm import multiply_few_rows
 from mlxrun.model.kernels import kernel_source
-from tests.cuda.compiler import CompileError, Recorder, compile_text, find_nvrtc
+from mlxrun.model.kernels.kept_kernels import CompileError, find_nvrtc
+from tests.cuda.compiler import Recorder, measure_text
 from tests.helpers.custom_kernels import use_maker
 from tests.metal.attention_cases import Case, make_attention
 from tests.metal.layer_cases import HEADS
@@ -44,7 +45,7 @@ def find_spills(recorder: Recorder, architecture: str) -> list[str]:
     return [
         f"{name}: {compiled}"
         for name, text in texts
-        if (compiled := compile_text(text, architecture)).spilled
+        if (compiled := measure_text(text, architecture)).spilled
     ]
 
 

@@ -10,12 +10,15 @@ rounded after each operation. A row's result does not depend on the rows beside 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from mlxrun.model.kernels.kept_kernels import KeptKernel, find_architecture
 
 PAGE = 256  # tokens of a page
 SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
@@ -56,12 +59,16 @@ def make_kernel(
     """A kernel with arguments of these names. It is compiled when it first runs.
 
     On CUDA, MLX hashes the text of a kernel in each launch, which takes the host a microsecond for 6 KB. So
-    the text includes the files.
+    the text includes the files, and has a digest of what they contain.
     """
-    make: Any = mx.fast.metal_kernel
-    if backend == "cuda":
-        make, source, header = mx.fast.cuda_kernel, _include_files(source, inputs), _include_files(header)
-    return make(name=name, input_names=list(inputs), output_names=list(outputs), source=source, header=header)
+    named = {"name": name, "input_names": list(inputs), "output_names": list(outputs)}
+    if backend != "cuda":
+        return mx.fast.metal_kernel(**named, source=source, header=header)
+    content = repr((source, header, find_architecture(), mx.__version__)).encode()
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    header = f"{_include_files(header)}// {digest}\n"
+    given = {**named, "source": _include_files(source, inputs), "header": header}
+    return KeptKernel(mx.fast.cuda_kernel(**given), given)
 
 
 def _include_files(text: str, inputs: Sequence[str] = ()) -> str:

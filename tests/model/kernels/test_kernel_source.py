@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.model.kernels import kernel_source
 from mlxrun.model.kernels.kernel_source import GEMM_HEADERS, HEADERS, JOIN, SKINNY_GEMM, SPLIT, make_kernel
 from tests.helpers.custom_kernels import expand_files
 
@@ -37,7 +38,8 @@ def test_cuda_includes_the_files_of_a_kernel(name: str, monkeypatch: pytest.Monk
 
 
 def test_a_text_of_no_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert capture_texts("cuda", "y[0] = x[0];\n", "", ["x"], monkeypatch) == ("y[0] = x[0];\n", "")
+    source, header = capture_texts("cuda", "y[0] = x[0];\n", "", ["x"], monkeypatch)
+    assert source == "y[0] = x[0];\n" and expand_files(header) == ""
     wrong = SPLIT.replace("token < stop", "token <= stop", 1)
     found = expand_files(capture_texts("cuda", wrong, "", ["x"], monkeypatch)[0])
     assert found == wrong != SPLIT, "it is not taken for the file"
@@ -47,3 +49,17 @@ def test_metal_gets_the_texts_themselves(monkeypatch: pytest.MonkeyPatch) -> Non
     """MLX finds the names of Metal's attributes in them."""
     found = capture_texts("metal", SPLIT, HEADERS["metal"], ["queries"], monkeypatch)
     assert found == (SPLIT, HEADERS["metal"])
+
+
+def test_a_text_names_what_its_files_contain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled is kept under a name of the text, which has only the files' paths."""
+
+    def find_header() -> Any:
+        return capture_texts("cuda", SPLIT, HEADERS["cuda"], ["queries"], monkeypatch)[1]
+
+    first = find_header()
+    assert find_header() == first
+    monkeypatch.setattr(kernel_source, "find_architecture", lambda: "sm_80")
+    assert find_header() != first
+    other = capture_texts("cuda", JOIN, HEADERS["cuda"], ["queries"], monkeypatch)[1]
+    assert other.splitlines()[:-1] == first.splitlines()[:-1] and other != first
