@@ -46,6 +46,7 @@ from mlxrun.model.machine.device import (
     describe_rounding,
     get_backend,
     resolve_config,
+    uses_cuda,
 )
 from mlxrun.model.machine.device_choice import hold_device
 from mlxrun.model.machine.versions import list_library_versions
@@ -53,6 +54,7 @@ from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.pooled_model import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner
+from mlxrun.model.run.attention_plans import prepare_attention
 from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
 from mlxrun.model.sparse.build import LoadedSelector, make_selector
@@ -126,6 +128,9 @@ def _build_engine(
     runner = ModelRunner(model.caller, model.vocab, methods, model.snapshots, head)
     count = count_token_embeddings(model.caller.model, model.vocab)
     _warn_of_unknown_tokens(model_info, count)
+    preparation = None
+    if uses_cuda():
+        preparation = prepare_attention(model.caller, config.scheduler, model_info.context_length)
     return Engine(
         model_info,
         scheduler,
@@ -136,6 +141,7 @@ def _build_engine(
         selection,
         num_embeddings=count,
         recheck=model.recheck,
+        preparation=preparation,
     )
 
 

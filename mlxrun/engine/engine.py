@@ -5,7 +5,8 @@ It knows token ids, not text. Every request that `add` accepts gets exactly one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
 
+log = logging.getLogger(__name__)
+
 # Each request that `add` took gets exactly one event with `finish` set, from `step` or from `abort`, unless
 # another workload gets the request. Called on the engine's thread only.
 Workload = GenerationSteps | PoolingSteps | TokenSelection | TranscriptionSteps
@@ -34,7 +37,8 @@ class Engine:
 
     `pooling`: computes vectors, None if the model has none; `transcription`: of recordings, None if the model
     takes none. `selection`: leaves out tokens of long prompts, None if all are computed; `num_embeddings`:
-    the number of tokens with embeddings, 0 if unknown.
+    the number of tokens with embeddings, 0 if unknown. `recheck`, `preparation`: what is left to do while the
+    engine is idle; each item of the second takes milliseconds.
     """
 
     def __init__(
@@ -49,11 +53,13 @@ class Engine:
         transcription: TranscriptionSteps | None = None,
         num_embeddings: int = 0,
         recheck: Recheck | None = None,
+        preparation: Iterator[None] | None = None,
     ) -> None:
         self.model_info = model_info
         self.scheduler = scheduler
         self.load_check = load_check
         self.recheck = recheck
+        self._preparation = preparation
         self.generation = GenerationSteps(scheduler, runner, settings.max_errors)
         self.pooling = pooling
         self.selection = selection
@@ -128,6 +134,31 @@ class Engine:
             self.generation.exclude_time()
         return events
 
+    @property
+    def idle_delay(self) -> float | None:
+        """Seconds for which the engine is idle before `work_idle` does something; None: nothing is left."""
+        if self._preparation is not None:
+            return 0.0
+        return None if self.recheck is None else self.recheck.delay
+
+    def work_idle(self, is_wanted: Callable[[], bool]) -> None:
+        """Do what is left to do while the engine is idle: prepare, and then `check_again`. `is_wanted`:
+        whether there is something else to do."""
+        if self._preparation is None:
+            self.check_again(is_wanted)
+        else:
+            self.prepare(is_wanted)
+
+    def prepare(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
+        """Prepare for requests what they would wait for, until something else `is_wanted`."""
+        try:
+            for _ in self._preparation or ():
+                if is_wanted():
+                    return
+        except Exception as error:  # whatever the library raises, requests need none of this
+            log.warning("attention is not prepared for prompts: %s", error)
+        self._preparation = None
+
     def check_again(self, is_wanted: Callable[[], bool]) -> None:
         """Compare an idle model again whose verdict was kept. `is_wanted`: whether there is something else to
         do; then nothing is compared, and `recheck.delay` says when to try again."""
@@ -143,6 +174,7 @@ class Engine:
             for workload in reversed(self._workloads):
                 stack.callback(workload.close)
             self.prefix_cache.shutdown()
+            self._preparation = None
 
 
 def join_media_spans(request: Request, *, whole_prompt: bool = False) -> Request:

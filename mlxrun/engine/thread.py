@@ -197,12 +197,12 @@ class EngineThread:
                 self._listener.on_events(events)
 
     def _wait_for_message(self, engine: Engine) -> Message:
-        """The next message. Meanwhile, an idle engine compares its model again if that is left to do."""
-        while engine.recheck is not None:
+        """The next message. Meanwhile, an idle engine does what is left to do."""
+        while (delay := engine.idle_delay) is not None:
             with suppress(queue.Empty):
-                return self._inbox.get(timeout=engine.recheck.delay)
-            self._watchdog.note("comparing the model again")
-            engine.check_again(lambda: not self._inbox.empty())
+                return self._inbox.get(timeout=delay)
+            self._watchdog.note("preparing for prompts, or comparing the model again")
+            engine.work_idle(lambda: not self._inbox.empty())
             self._watchdog.note(None)
             self.stats = collect_stats(engine)
         return self._inbox.get()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from mlxrun.core.errors import EngineDead, MlxrunError, ModelLoadError
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.engine import thread
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
@@ -112,6 +113,54 @@ async def test_a_message_is_seen_by_what_is_compared() -> None:
     await asyncio.to_thread(started.wait, 60)
     await client.close()
     assert seen.is_set() and engine_threads() == []
+
+
+async def test_an_idle_engine_prepares_for_requests() -> None:
+    """Piece by piece: a request waits for one of them. Then the model is compared."""
+    prepared, go = list[int](), threading.Semaphore(0)
+
+    def prepare() -> Iterator[None]:
+        for number in range(4):
+            go.acquire(timeout=60)
+            prepared.append(number)
+            yield
+
+    engine = make_engine(FakeRunner(), preparation=prepare())
+    engine.load_check = LoadCheckReport(ComputeMethods(), (), kept=True)
+    check = FakeRecheck(engine.load_check, 0)
+    engine.recheck = cast(Recheck, check)
+    client = await EngineClient.start_with(lambda: engine)
+    try:
+        answer = asyncio.create_task(collect_events(client, make_request("a")))
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        go.release()
+        assert (await answer)[-1].finish is not None
+        assert prepared == [0] and check.runs == []
+        go.release(3)
+        await asyncio.to_thread(check.done.wait, 60)
+        assert prepared == [0, 1, 2, 3] and engine.idle_delay is None
+    finally:
+        go.release(4)
+        await client.close()
+
+
+def test_what_cannot_be_prepared_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    def prepare() -> Iterator[None]:
+        yield
+        raise RuntimeError("out of memory")
+
+    engine = make_engine(FakeRunner(), preparation=prepare())
+    assert engine.idle_delay == 0
+    engine.prepare()
+    assert engine.idle_delay is None and "not prepared for prompts: out of memory" in caplog.text
+    engine.prepare()
+    engine.close()
+
+
+async def collect_events(client: EngineClient, request: Request) -> list[TokenEvent]:
+    async with aclosing(client.generate(request)) as events:
+        return [event async for event in events]
 
 
 async def test_start_can_be_cancelled() -> None:

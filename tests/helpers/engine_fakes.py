@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -327,6 +327,7 @@ def make_engine(
     context: int = CONTEXT,
     whole: bool = False,
     make_pooling: Callable[[Scheduler], PoolingSteps] | None = None,
+    preparation: Iterator[None] | None = None,
 ) -> Engine:
     """An Engine over a FakeRunner, by default an unscripted one. `make_pooling`: makes what computes vectors
     beside it."""
@@ -335,7 +336,7 @@ def make_engine(
     model_info = make_model_info(context)
     pooling = None if make_pooling is None else make_pooling(scheduler)
     own, settings_of_engine = runner or FakeRunner(), EngineSettings(max_errors=max_errors)
-    return Engine(model_info, scheduler, own, settings_of_engine, pooling=pooling)
+    return Engine(model_info, scheduler, own, settings_of_engine, pooling=pooling, preparation=preparation)
 
 
 def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:

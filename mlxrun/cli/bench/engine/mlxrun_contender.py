@@ -23,10 +23,12 @@ class MlxrunContender:
 
     @classmethod
     def open(cls, config: Config) -> MlxrunContender:
-        """Load the model that the config names."""
+        """Load the model that the config names, and do what a server does until its first request comes."""
         from mlxrun.engine.build import build_engine
 
-        return cls(build_engine(config))
+        engine = build_engine(config)
+        engine.prepare()
+        return cls(engine)
 
     def add(self, requests: Sequence[BenchRequest]) -> None:
         """Add requests in this order."""
