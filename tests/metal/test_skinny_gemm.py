@@ -60,7 +60,8 @@ def find_difference(layer: Any, x: mx.array, found: mx.array) -> float:
 @pytest.fixture(autouse=True)
 def use_many_tiles(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks have as many tiles as for weights with many outputs."""
-    monkeypatch.setattr(skinny_gemm, "BLOCKS", 1)
+    for least in ("BLOCKS", "LIGHT_BLOCKS"):
+        monkeypatch.setattr(skinny_gemm, least, 1)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -80,7 +81,8 @@ def compare_tiles(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> list
     layer = make_layer(form, mx.bfloat16, 19)
     x = make_random((rows, 1, count_inputs(layer)), 2, mx.bfloat16)
     many = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
-    monkeypatch.setattr(skinny_gemm, "BLOCKS", 128)
+    for least in ("BLOCKS", "LIGHT_BLOCKS"):
+        monkeypatch.setattr(skinny_gemm, least, 128)
     few = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
     return [mx.array_equal(*pair).item() for pair in zip(few, many, strict=True)]
 

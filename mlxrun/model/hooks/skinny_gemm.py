@@ -18,6 +18,7 @@ from mlxrun.model.machine.device import get_backend
 # read the rows less often, and need more registers. Measured on an H200, as what follows.
 KERNELS = {8: 2, 16: 2, 32: 4, 64: 2}
 BLOCKS = 128  # of a product at least, or else they have fewer tiles: a GPU has some 130 processors
+LIGHT_ROWS, LIGHT_BLOCKS = 8, 512  # the same where a processor has several: of plain weights with few rows
 # Tiles whose plain weights a thread reads before it multiplies: with fewer tiles, those of several steps. Of
 # quantized weights it reads more numbers at once, and several steps gained nothing.
 READ_TILES = 4
@@ -61,7 +62,8 @@ def multiply_few_rows(
     if x.shape[0] != rows or x.ndim < 3:
         x = x.reshape(rows, 1, inputs)
     most, tiles = next((most, tiles) for most, tiles in KERNELS.items() if rows <= most)
-    while tiles > 1 + gated and outputs < BLOCKS * 16 * tiles // (1 + gated):
+    least = BLOCKS if quantized or most > LIGHT_ROWS else LIGHT_BLOCKS
+    while tiles > 1 + gated and outputs < least * 16 * tiles // (1 + gated):
         tiles //= 2
     own = tiles // (1 + gated) * 16  # outputs of a block
     blocks = -(-outputs // own)
