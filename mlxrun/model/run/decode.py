@@ -71,15 +71,15 @@ class DecodeRunner:
         """Give these rows a place in the batch, and take it from all others."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
-        waiting = rows.keys() - present - joining.keys() if joining else ()
+        waiting = rows.keys() - present - joining.keys() if joining or len(ids) < len(present) else ()
         prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
         self.batch.update(
             set(ids),
-            [JoiningRow(rid, row.cached, row.cache, row.page_keys) for rid, row in joining.items()],
+            [_make_joining(rid, row) for rid, row in joining.items()],
             [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in prefilling],
         )
         for row in joining.values():
-            row.cache = []
+            row.cache, row.together = [], None
 
     def _make_decode(
         self, rows: Mapping[str, RunningRow], counts: Sequence[int] | None = None
@@ -127,3 +127,9 @@ class DecodeRunner:
         """The state to evaluate in each step. No logits consume it, so its graph would grow."""
         sampling = [] if self.sampler is None else self.sampler.list_arrays()
         return sampling + self.batch.list_state_arrays()
+
+
+def _make_joining(rid: str, row: RunningRow) -> JoiningRow:
+    """`together` holds what the row has only until it computes more."""
+    together = row.together if row.together is not None and row.together.length == row.cached else None
+    return JoiningRow(rid, row.cached, row.cache, row.page_keys, together)

@@ -13,11 +13,16 @@ from mlxrun.core.request import find_chunk_stop
 from mlxrun.core.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
 from mlxrun.model.hooks.device_attention import count_dummies
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import flatten_caches, list_all_arrays, reserve_capacity
+from mlxrun.model.kv.ragged.layer_caches import (
+    FilledTogether,
+    flatten_caches,
+    list_all_arrays,
+    reserve_capacity,
+)
 from mlxrun.model.kv.snapshot.copier import DueSnapshots, SnapshotCopier
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.run.chunk_grouping import group_chunks
-from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.compute_methods import ComputeMethods, uses_pages
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.prompt_logprobs import (
@@ -63,6 +68,7 @@ class PrefillRunner:
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
+        self._layers = LAYERS_PER_LAUNCH if methods.launch_first else 0
         kinds = {layer_caches.get_kind(layer) for layer in flatten_caches(caller.make_cache())}
         self._has_only_keys = kinds == {layer_caches.LayerKind.KV}
         slice_bytes = choose_slice_bytes(count_weight_bytes(caller.model))
@@ -94,8 +100,10 @@ class PrefillRunner:
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
                 output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
         # Not those after earlier chunks of a row: they would stay in memory until the step is collected.
-        for rid in dict.fromkeys(chunk.request_id for chunk in chunks):
-            output.arrays += list_all_arrays(rows[rid].cache)
+        computed = [rows[rid] for rid in dict.fromkeys(chunk.request_id for chunk in chunks)]
+        caches = [row.cache if row.together is None else row.together.cache for row in computed]
+        for cache in {id(cache): cache for cache in caches}.values():
+            output.arrays += list_all_arrays(cache)
         output.arrays += self._copier.list_arrays(output.snapshots)
         output.arrays += [array for part in output.prompt_logprobs for array in part.list_arrays()]
         return output
@@ -131,12 +139,12 @@ class PrefillRunner:
     def _forward_single(self, chunk: PrefillChunk, row: RunningRow, output: PrefillOutput) -> None:
         """Add the logprobs of the chunk to `output`, and logits if it ends the row's tokens: then nothing is
         left for a decode step to compute."""
-        layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
         for part in self._split_chunk(chunk, row):
             ids, parts = [row.tokens[part.start : part.stop]], _list_parts([part], [row])
             dummies = self._count_dummies(row.cache, part.start, part.stop)
             dummies = dummies if row.inputs is TEXT_ONLY and not parts else 0
-            forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers, dummies)
+            adapters, layers = (row.adapter,), self._layers
+            forward = PrefillForward(ids, row.cache, part.start, row.inputs, adapters, layers, dummies)
             done = self._call_model(forward, parts, [part], [row])
             output.prompt_logprobs += done.slices
         row.cached = chunk.stop
@@ -178,7 +186,7 @@ class PrefillRunner:
         else:
             cache = reserve_capacity(self._caller.make_cache(), longest + dummies)
         adapters = tuple(row.adapter for row in rows)
-        forward = PrefillForward(ids, cache, start, TEXT_ONLY, adapters, dummies=dummies)
+        forward = PrefillForward(ids, cache, start, TEXT_ONLY, adapters, self._layers, dummies)
         done = self._call_model(forward, parts, chunks, rows)
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
@@ -188,6 +196,8 @@ class PrefillRunner:
             own = layer_caches.split_row(cache, index, chunk.stop, copied=copied)
             row.cache = reserve_capacity(own, compute_capacity(row.tokens, row.params))
             row.cached = chunk.stop
+            if not copied and uses_pages(self._methods.decode):
+                row.together = FilledTogether(cache, index, chunk.stop)
         return done.slices
 
     def _call_model(

@@ -21,6 +21,7 @@ from mlxrun.model.kv.paged.page_table import compute_page_keys
 from mlxrun.model.kv.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
 from mlxrun.model.run.model_caller import ModelCaller
@@ -157,7 +158,7 @@ class ModelRunner:
         if self._mtp is not None:
             self._mtp.rows.keep_only(self._rows.keys())
         self._steps += 1
-        is_due = self._steps % CLEAR_EVERY == 0
+        is_due = self._steps % CLEAR_EVERY == 0 and not uses_cuda()  # allocating is slow there
         if plan.clear_pool or (is_due and mx.get_cache_memory() > POOL_LIMIT):
             mx.clear_cache()
         return freed | dict.fromkeys(admission.request.id for admission in plan.admit), snapshots

@@ -19,7 +19,7 @@ import numpy as np
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import GrammarMatcher, SamplingParams
 from mlxrun.core.step_plan import CacheHit, SampledToken, SnapshotResult
-from mlxrun.model.kv.ragged.layer_caches import RowView, view_row
+from mlxrun.model.kv.ragged.layer_caches import FilledTogether, RowView, view_row
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.run.prompt_inputs import PromptInputs
 from mlxrun.model.run.prompt_logprobs import LogprobSlice, RowLogprobs
@@ -80,6 +80,7 @@ class RunningRow:
     image_spans: Sequence[tuple[int, int]] = ()  # see core.request.Request
     adapter: int = 0  # number of its LoRA adapter; see hooks/adapted_layers.py
     page_keys: Sequence[bytes] = ()  # of pages that it may share; see kv/paged/page_table.py
+    together: FilledTogether | None = None  # where `cache` comes from, if rows filled it together
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and its content."""

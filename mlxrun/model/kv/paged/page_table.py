@@ -64,12 +64,16 @@ class PageTable:
         return self.capacity - len(self._free)
 
     def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
-        """How many pages must be added before new rows fit. `rows`: the tokens and page keys of each."""
+        """How many pages must be added before new rows fit. `rows`: as in count_needed."""
+        return max(self.count_needed(rows) - len(self._free), 0)
+
+    def count_needed(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+        """How many pages new rows need. `rows`: the tokens and page keys of each."""
         needed = sum(self._find_last(n) - self._find_first(n) + 1 for n, _ in rows)
         if self.window is None:
             keys = [key for _, keys in rows for key in keys]
             needed -= len(keys) - len(set(keys).difference(self._shared))
-        return max(needed - len(self._free), 0)
+        return needed
 
     def add_capacity(self, pages: int) -> None:
         """Note that this many pages were added to the pools."""

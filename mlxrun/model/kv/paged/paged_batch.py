@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,7 +21,14 @@ from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.kv.paged.page_table import PageTable, round_pages
-from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, StepNumbers, find_slots
+from mlxrun.model.kv.paged.paged_cache import (
+    Attend,
+    PagedCache,
+    PagePool,
+    StepNumbers,
+    find_slots,
+    make_sizes,
+)
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import KEYED, RowView, flatten_caches, get_kind
@@ -31,7 +39,41 @@ from mlxrun.model.machine.device import uses_cuda, uses_gpu
 FEW_PAGES = 64  # a pool of fewer pages is not made smaller
 FEW_ROWS, ROW_STEP = (1, 2, 4, 8), 8  # widths of a compiled forward: these, and multiples of ROW_STEP
 # Steps in the same shapes before their forward is compiled: tracing takes as long as they gain.
-COMPILE_AFTER = 32
+COMPILE_AFTER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """The caches of one row, or of several that were filled together, and these rows by their index in
+    them."""
+
+    layers: Sequence[Any]
+    rows: dict[int, JoiningRow]
+
+    def find_places(
+        self, table: PageTable, known: Mapping[str, int], filled: RowKeysValues
+    ) -> tuple[int, np.ndarray[Any, Any]]:
+        """The slots of all tokens from some number on, row by row. `known`: tokens of each row in pages that
+        have them already. Tokens of no joining row go to page 0. `filled`: of some layer."""
+        count, window = filled.keys.shape[0], table.window
+        if count == 1:
+            (row,) = self.rows.values()
+            first = known[row.id]
+            start = first if window is None else max(row.length - window, 0)
+            return first, table.list_slots(row.id, start, row.length)
+        slots = np.zeros((count, filled.length), np.int32)
+        for index, row in self.rows.items():
+            slots[index, known[row.id] : row.length] = table.list_slots(row.id, known[row.id], row.length)
+        return 0, slots.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRows:
+    """The tables of rows, `layout`, as PagedRows has them. `sizes`: see make_sizes."""
+
+    layout: tuple[str, ...]
+    tables: mx.array
+    sizes: mx.array
 
 
 class PagedDecodeBatch:
@@ -65,7 +107,7 @@ class PagedDecodeBatch:
         pairs = zip(self._pools, self._windows, strict=True)
         self._step_caches = [PagedCache(pool, window, attend, operations) for pool, window in pairs]
         self._tables = {window: PageTable(window) for window in self._windows}
-        self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
+        self._columns: dict[int | None, LocatedRows] = {}  # tables as they were last
         self._states = RecurrentStates(self._layers)
         self._width = width
         self._any_width = any_width
@@ -101,7 +143,7 @@ class PagedDecodeBatch:
         self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
         """Remove rows that are not in `keep` and add `joining`. `expected`: rows that will join later, so
-        that the pools get pages for them at once."""
+        that the pools have pages for them already."""
         before = self.ids
         leaving = [rid for rid in before if rid not in keep]
         if not leaving and not joining:
@@ -111,30 +153,44 @@ class PagedDecodeBatch:
             for table in self._tables.values():
                 table.remove_row(rid)
         self._columns.clear()
-        self._trim()
+        coming = [*((row.length, row.page_keys) for row in joining), *expected]
+        self._trim(coming)
         if joining:
-            self._add_rows(joining, expected)
+            self._add_rows(joining, coming)
         self._states.reorder(before, self.ids, {row.id: row.cache for row in joining})
 
-    def _add_rows(self, joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow]) -> None:
-        """Copy rows into pages: what none of the pages has yet."""
-        caches = [flatten_caches(row.cache) for row in joining]
-        held = [[layer_caches.read_keys_values(layers[i]) for i in self._keyed] for layers in caches]
+    def _add_rows(self, joining: Sequence[JoiningRow], coming: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        """Copy rows into pages: what none of the pages has yet. `coming`: the tokens and page keys of these,
+        and of rows that join later."""
+        stacks = self._stack_rows(joining)
+        held = [[layer_caches.read_keys_values(stack.layers[i]) for i in self._keyed] for stack in stacks]
         for window, table in self._tables.items():
-            rows = [(row.length, row.page_keys) for row in joining]
-            self._grow(window, table.count_missing([*rows, *expected]), held[0])
-            known = [table.add_row(row.id, row.length, row.page_keys) for row in joining]
-            chosen = []
-            for row, first in zip(joining, known, strict=True):
-                start = first if window is None else max(row.length - window, 0)
-                chosen.append(table.list_slots(row.id, start, row.length))
+            self._grow(window, table.count_missing(coming), held[0])
+            known = {row.id: table.add_row(row.id, row.length, row.page_keys) for row in joining}
             pools = self._list_pools(window)
-            own = np.concatenate(chosen)
+            places = [
+                stack.find_places(table, known, own[pools[0][0]])
+                for stack, own in zip(stacks, held, strict=True)
+            ]
+            own = np.concatenate([slots for _, slots in places])
             slots = mx.array(np.concatenate([own, own + pools[0][1].num_slots]))
             for layer, pool in pools:
-                parts = zip([row[layer] for row in held], known, strict=True)
-                pool.write_rows([row.drop_first(first) for row, first in parts], slots)
+                parts = zip([stack[layer] for stack in held], places, strict=True)
+                pool.write_rows([part.drop_first(first) for part, (first, _) in parts], slots)
         self._lengths |= {row.id: row.length for row in joining}
+
+    def _stack_rows(self, joining: Sequence[JoiningRow]) -> list[StackedRows]:
+        """The rows, those together that were filled together if their layers keep all tokens: one copy of
+        each layer then writes them all."""
+        stacks: dict[int, StackedRows] = {}
+        for row in joining:
+            if row.together is None or any(window is not None for window in self._windows):
+                stacks[id(row)] = StackedRows(flatten_caches(row.cache), {0: row})
+                continue
+            layers, index = flatten_caches(row.together.cache), row.together.index
+            stack = stacks.setdefault(id(row.together.cache), StackedRows(layers, {}))
+            stack.rows[index] = row
+        return list(stacks.values())
 
     def _list_pools(self, window: int | None) -> list[tuple[int, PagePool]]:
         """The pools of all layers with this window, with their numbers."""
@@ -149,12 +205,13 @@ class PagedDecodeBatch:
             for layer, pool in self._list_pools(window):
                 pool.resize(table.capacity, like[layer] if like else None)
 
-    def _trim(self) -> None:
-        """Give memory back where most rows have left."""
+    def _trim(self, coming: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        """Give memory back where most rows have left, and rows that come will not need it."""
         for window, table in self._tables.items():
-            if table.capacity > max(2 * table.used, FEW_PAGES):
+            needed = table.used + table.count_needed(coming)
+            if table.capacity > max(2 * needed, FEW_PAGES):
                 pages = table.compact()
-                spare = round_pages(len(pages)) - len(pages)
+                spare = round_pages(needed) - len(pages)
                 table.add_capacity(spare)
                 chosen = mx.array([*pages, *[0] * spare], dtype=mx.int32)
                 for _, pool in self._list_pools(window):
@@ -195,7 +252,8 @@ class PagedDecodeBatch:
         if self._decode != decode:
             self._decode, self._compiled = decode, _compile(self)
         compute = self._compiled if self._is_compiled(tables) else self.compute_logits
-        logits, pools = compute(tokens, lengths, turns, tables, pools)
+        sizes = [self._columns[window].sizes for window in self._tables]
+        logits, pools = compute(tokens, lengths, turns, tables, sizes, pools)
         self._restore_pools(pools)
         return logits[: len(ids)]
 
@@ -205,17 +263,19 @@ class PagedDecodeBatch:
         lengths: mx.array,
         deltas: mx.array,
         tables: Sequence[mx.array],
+        sizes: Sequence[mx.array],
         pools: Sequence[tuple[mx.array, ...]],
     ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
         """Logits [rows, V] and the pools with the new tokens: a function of arrays, which can be compiled.
-        `lengths`, and `deltas` of the rotary positions: see StepNumbers. `tables`: for each window."""
+        `lengths`, and `deltas` of the rotary positions: see StepNumbers. `tables`, `sizes` (make_sizes): for
+        each window."""
         self._restore_pools(pools)
         rows = tokens.shape[0]
         positions, lengths = (lengths + deltas)[:rows], lengths[:rows]
         offsets = mx.maximum(lengths - 1, 0)
         located = {
-            window: (PagedRows(array, lengths), find_slots(array, offsets, table.capacity))
-            for (window, table), array in zip(self._tables.items(), tables, strict=True)
+            window: (PagedRows(array, lengths), find_slots(array, offsets, own))
+            for window, array, own in zip(self._tables, tables, sizes, strict=True)
         }
         layers = list(self._layers)
         for i, window, cache in zip(self._keyed, self._windows, self._step_caches, strict=True):
@@ -285,12 +345,13 @@ class PagedDecodeBatch:
                 table.extend_row(rid, length)
         layout = (*ids, str(padding))
         known = self._columns.get(table.window)
-        if known is None or known[0] != layout or outgrown:
+        if known is None or known.layout != layout or outgrown:
             columns = table.list_columns(ids)
             columns += [[0] * len(columns[0])] * padding
-            known = layout, mx.array(columns, dtype=mx.int32)
+            sizes = make_sizes(len(columns[0]), table.capacity)
+            known = LocatedRows(layout, mx.array(columns, dtype=mx.int32), sizes)
             self._columns[table.window] = known
-        return known[1]
+        return known.tables
 
     # -- reading ----------------------------------------------------------------------------------------
 

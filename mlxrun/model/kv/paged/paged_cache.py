@@ -144,11 +144,11 @@ class PagePool:
         self.arrays = tuple(a.reshape(-1, *a.shape[3:]) for a in changed)
 
     def write_rows(self, rows: Sequence[RowKeysValues], slots: mx.array) -> None:
-        """Copy rows into `slots`: as in PagedCache, of all rows, row after row."""
+        """Copy rows, each by itself or several stacked, into `slots`: as in PagedCache, row after row."""
         if not slots.size:
             return
-        keys = _join_tokens([row.keys[0, :, : row.length] for row in rows])
-        values = _join_tokens([row.values[0, :, : row.length] for row in rows])
+        keys = _join_tokens([row.keys[:, :, : row.length] for row in rows])
+        values = _join_tokens([row.values[:, :, : row.length] for row in rows])
         self._write(keys, values, slots)
 
     def append(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
@@ -176,12 +176,18 @@ class PagePool:
         return RowKeysValues(keys, values, int(slots.size))
 
 
-def find_slots(tables: mx.array, positions: mx.array, pages: int) -> mx.array:
+def make_sizes(columns: int, pages: int) -> mx.array:
+    """The numbers that `find_slots` needs of a table and its pools: int32 [FEWEST]. They change from time to
+    time. As Python's numbers, each would be compiled into a kernel of its own, for seconds on CUDA."""
+    return mx.array([columns, pages * PAGE, *[0] * (FEWEST - 2)], dtype=mx.int32)
+
+
+def find_slots(tables: mx.array, positions: mx.array, sizes: mx.array) -> mx.array:
     """The slots [2 * rows] of tokens at these positions: of keys, then of values where one array has both.
-    `tables`: as in PagedRows; `pages`: of the pools."""
-    columns = (positions // PAGE % tables.shape[1])[:, None]
+    `tables`: as in PagedRows."""
+    columns = (positions // PAGE % sizes[0])[:, None]
     slots = mx.take_along_axis(tables, columns, axis=1)[:, 0] * PAGE + positions % PAGE
-    return mx.concatenate([slots, slots + pages * PAGE])
+    return mx.concatenate([slots, slots + sizes[1]])
 
 
 def _grow(planes: mx.array, pages: int) -> mx.array:
@@ -190,8 +196,8 @@ def _grow(planes: mx.array, pages: int) -> mx.array:
 
 
 def _join_tokens(rows: Sequence[mx.array]) -> mx.array:
-    """Rows [H, tokens, D] as [all tokens, H, D]."""
-    parts = [row.transpose(1, 0, 2) for row in rows]
+    """Arrays [rows, H, tokens, D] as [all tokens, H, D]."""
+    parts = [row.transpose(0, 2, 1, 3).reshape(-1, row.shape[1], row.shape[3]) for row in rows]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 

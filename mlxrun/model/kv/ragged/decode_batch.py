@@ -18,7 +18,14 @@ import mlx.core as mx
 from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
 from mlxrun.model.hooks.rotary_angles import StepPositions
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import KEYED, LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.layer_caches import (
+    KEYED,
+    FilledTogether,
+    LayerKind,
+    RowView,
+    flatten_caches,
+    get_kind,
+)
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
@@ -49,12 +56,13 @@ def choose_width(length: int, shortest: int | None = None) -> int:
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
     """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
-    compute_page_keys."""
+    compute_page_keys. `together`: caches of several rows that have the same tokens of this one."""
 
     id: str
     length: int
     cache: list[Any]
     page_keys: Sequence[bytes] = ()
+    together: FilledTogether | None = None
 
 
 class ExpectedRow(NamedTuple):

@@ -82,6 +82,15 @@ def read_keys_values(layer: Any) -> RowKeysValues:
     return RowKeysValues(merged.keys, merged.values, merged.keys.shape[2])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FilledTogether:
+    """Caches that several rows filled together. One of them is row `index`, with `length` tokens."""
+
+    cache: Sequence[Any]
+    index: int
+    length: int
+
+
 # RowKeysValues of a KV or WINDOW layer, a tuple of arrays of a STATE; any other cache as it is
 LayerView = Any
 

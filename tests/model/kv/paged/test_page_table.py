@@ -8,7 +8,7 @@ import pytest
 
 from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged.page_table import SLACK, PageTable, round_pages
-from mlxrun.model.kv.paged.paged_cache import find_slots
+from mlxrun.model.kv.paged.paged_cache import find_slots, make_sizes
 
 
 def make_table(window: int | None = None, pages: int = 12) -> PageTable:
@@ -35,7 +35,9 @@ def test_a_slot_is_found_again_in_the_table_that_the_kernel_reads() -> None:
     tables = mx.array(table.list_columns(["b", "a"]), dtype=mx.int32)
     for position in range(0, 5 * PAGE - 2, 97):
         positions = mx.array([position, min(position, 2)], dtype=mx.int32)
-        slots, of_values = mx.split(find_slots(tables, positions, table.capacity), 2)
+        slots, of_values = mx.split(
+            find_slots(tables, positions, make_sizes(tables.shape[1], table.capacity)), 2
+        )
         assert (of_values - slots).tolist() == [table.capacity * PAGE] * 2
         places = ("b", position), ("a", min(position, 2))
         assert slots.tolist() == [table.list_slots(rid, at, at + 1)[0] for rid, at in places]
@@ -48,7 +50,9 @@ def test_the_columns_of_a_row_with_a_window_are_used_again() -> None:
         tables = mx.array(table.list_columns([str(length)]), dtype=mx.int32)
         at = length - 2
         assert at // PAGE >= tables.shape[1]
-        slots, _ = mx.split(find_slots(tables, mx.array([at]), table.capacity), 2)
+        slots, _ = mx.split(
+            find_slots(tables, mx.array([at]), make_sizes(tables.shape[1], table.capacity)), 2
+        )
         assert slots.tolist() == table.list_slots(str(length), at, at + 1).tolist()
 
 

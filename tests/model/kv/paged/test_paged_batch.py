@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
+import subprocess
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +19,13 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from mlxrun.model.hooks.drafted_state import hook_states
+from mlxrun.model.kernels.kernel_source import PAGE
 from mlxrun.model.kv.paged import paged_batch
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.paged.paged_cache import PagePool
+from mlxrun.model.kv.ragged.decode_batch import ExpectedRow, JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import FilledTogether, split_row
 
 HEADS, SIZE = 2, 32
 WINDOW = 5
@@ -110,6 +119,40 @@ def test_fewer_rows_take_a_step_that_is_compiled(
     assert compiled == [(4,)] * cuda
 
 
+GROWN = """
+import os
+import mlx.core as mx
+from mlxrun.model.kv.paged import paged_batch
+from tests.model.kv.paged.test_paged_batch import decode, make_batch, make_row
+
+def step(batch, rid):
+    batch.update({"a", "b", rid}, [make_row(rid, [1] * 300)])
+    pages = batch._tables[None].capacity
+    mx.eval(batch.forward(decode, mx.array([1, 2, 3]), batch.lengths))
+    print(pages, sum(len(files) for _, _, files in os.walk(os.environ["TMPDIR"])))
+
+batch, find = make_batch(compiled=True, compiled_at_once=True), paged_batch.find_slots
+step(batch, "d")
+batch.update({"a", "b", "d", "e"}, [make_row("e", [1] * 600)])
+step(batch, "f")
+paged_batch.find_slots = lambda tables, positions, sizes: find(tables, positions, [4, 2000])
+step(make_batch(compiled=True, compiled_at_once=True), "d")
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on Linux")
+def test_pools_of_another_size_need_no_other_kernels(tmp_path: Path) -> None:
+    """Each kernel that MLX compiles takes seconds on CUDA. Python's numbers would be a part of one."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    script = [sys.executable, "-c", GROWN]
+    found = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    (pages, files), (more_pages, same), (_, more) = (
+        map(int, line.split()) for line in found.stdout.splitlines()
+    )
+    assert more_pages > pages and 0 < files == same < more
+
+
 def test_a_fixed_width_is_compiled_at_once(compiled: list[tuple[int, ...]]) -> None:
     found = run_steps(make_batch(compiled=True, width=6), 2)
     assert compiled == [(6,)] * 2
@@ -185,6 +228,85 @@ def test_drafted_tokens_are_computed_as_by_steps_and_given_back(kept: int) -> No
     assert mx.allclose(drafted.forward(decode, mx.array([5, 5, 5]), [0] * 3)[0], expected, atol=1e-6).item()
     with pytest.raises(ValueError, match="has 3 tokens"):
         drafted.accept({"b": 9})
+
+
+def fill_together(prompts: Mapping[str, list[int]]) -> list[JoiningRow]:
+    """Rows whose caches are filled in one forward, padded on the right."""
+    longest, cache = max(map(len, prompts.values())), [KVCache(), KVCache()]
+    padded = mx.array([tokens + [0] * (longest - len(tokens)) for tokens in prompts.values()])
+    for position in range(longest):
+        ids, offset = padded[:, position : position + 1], mx.array([position])
+        for layer in cache:
+            layer.update_and_fetch(embed(ids, offset, 1), embed(ids, offset, 2))
+    return [
+        JoiningRow(
+            *(rid, len(tokens), split_row(cache, index, len(tokens), copied=False)),
+            together=FilledTogether(cache, index, len(tokens)),
+        )
+        for index, (rid, tokens) in enumerate(prompts.items())
+    ]
+
+
+@pytest.mark.parametrize("missing", ["", "a", "bc"])
+def test_rows_that_were_filled_together_are_copied_at_once(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same result as one by one, also beside another row, and if some of them do not join."""
+    rows = [row for row in fill_together(PROMPTS) if row.id not in missing]
+    writes: list[int] = []
+    write = PagePool.write_rows
+    monkeypatch.setattr(
+        PagePool,
+        "write_rows",
+        lambda pool, parts, slots: writes.append(len(parts)) or write(pool, parts, slots),
+    )
+
+    def run(joining: list[JoiningRow]) -> mx.array:
+        batch, other = PagedDecodeBatch([KVCache(), KVCache()]), fill_together({"z": [2, 7]})
+        batch.update({row.id for row in (*joining, *other)}, [*joining, *other])
+        batch.forward(decode, mx.arange(len(batch.ids)), batch.lengths)
+        return batch.forward(decode, mx.arange(len(batch.ids)), batch.lengths)
+
+    found, stacked = run(rows), list(writes)
+    alone = run([replace(row, together=None) for row in rows])
+    assert mx.array_equal(found, alone).item()
+    assert stacked == [2, 2] and writes[2:] == [len(rows) + 1] * 2
+    wrong = [
+        replace(row, together=replace(row.together, index=2 - row.together.index))
+        for row in rows
+        if row.together
+    ]
+    assert not mx.array_equal(run(wrong), alone).item()
+
+
+def test_pools_keep_pages_for_rows_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt is computed while short rows come and go: the pools grow once for it, and shrink when it
+    is over."""
+    monkeypatch.setattr(paged_batch, "FEW_PAGES", 4)
+    resized: list[int] = []
+    resize, select = PagePool.resize, PagePool.select
+    monkeypatch.setattr(PagePool, "resize", lambda pool, *more: resized.append(1) or resize(pool, *more))
+    monkeypatch.setattr(PagePool, "select", lambda pool, *more: resized.append(-1) or select(pool, *more))
+    batch, expected = PagedDecodeBatch([KVCache()]), [ExpectedRow(20 * PAGE)]
+    for turn in range(4):
+        batch.update({"a"} if turn % 2 else {"a", "b"}, fill_together({"ab"[turn % 2]: [1, 2]}), expected)
+    assert resized == [1]
+    batch.update({"a"}, ())
+    assert resized == [1, -1]
+
+
+def test_pages_that_are_known_are_not_written_again() -> None:
+    """Rows that were filled together may begin with the same pages."""
+    prompt = [*range(PAGE), 1]
+    rows = [replace(row, page_keys=(b"key",)) for row in fill_together({"a": prompt, "b": prompt})]
+    batch = PagedDecodeBatch([KVCache(), KVCache()])
+    batch.update({"a", "b"}, rows)
+    assert batch.shared_tokens == PAGE
+    first, second = batch.forward(decode, mx.array([3, 3]), batch.lengths)
+    assert mx.array_equal(first, second).item()
+    alone = PagedDecodeBatch([KVCache(), KVCache()])
+    alone.update({"b"}, [replace(rows[1], together=None, page_keys=())])
+    assert mx.array_equal(alone.forward(decode, mx.array([3]), alone.lengths)[0], second).item()
 
 
 class Adder(nn.Module):
