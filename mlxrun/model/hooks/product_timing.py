@@ -45,7 +45,8 @@ def time_products(
     """Seconds of the products of these layers together, by method and number of rows. `default`: the methods
     where nothing is timed. `may_hold`: also time dequantized weights, which take their memory meanwhile.
 
-    A method is not timed with many rows if it was far slower with fewer rows than the best one is with many.
+    They are computed one after the other, as in a step, on CUDA by a compiled function as there. A method is
+    not timed with many rows if it was far slower with fewer rows than the best one is with many.
     On CUDA, more rows have kernels to compile. So they are timed only if quantized weights are faster with
     one row.
     """
@@ -53,7 +54,9 @@ def time_products(
     is_cpu, is_packed = backend == "cpu", default.choose(1) == "packed"
     layers = [_cut(layer) if is_cpu else layer for layer in layers]
     held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
-    mx.eval(held)
+    mx.eval(
+        held, [layer.parameters() for layer in layers]
+    )  # or a compiled function reads weights in each call
     warm_device()
     found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
     spent = 0.0
@@ -66,7 +69,10 @@ def time_products(
             least = max((value for r, value in times.items() if r < rows), default=0.0)
             if least > HOPELESS * best or not _is_candidate(name, rows, default):
                 continue
-            lasted, elapsed = time_graph(partial(_multiply_all, layers, held, inputs, name))
+            compute: Any = partial(_multiply_all, layers, held, name=name)
+            lasted, elapsed = time_graph(
+                partial(mx.compile(compute) if backend == "cuda" else compute, inputs)
+            )
             times[rows] = min(lasted, times.get(rows, math.inf))
             best, spent = min(best, lasted), spent + elapsed
         if spent > SECONDS:
@@ -99,14 +105,15 @@ def time_plain_products(
     warm_device()
     found: dict[str, dict[int, float]] = {name: {} for name in PLAIN_METHODS}
     # A compiled function would read lazy weights again in each call.
-    mx.eval(_compute_products(products, _make_inputs(products, 1, dtype)))
+    computes = [product.compute for product in products]
+    mx.eval(_compute_in_turn(computes, _make_inputs(products, 1, dtype)))
     for rows in PLAIN_WIDTHS:
         inputs = _make_inputs(products, rows, dtype)
         mx.eval(inputs)
         # A device that slept is slow for what comes first.
         for name in PLAIN_METHODS * (2 if rows == 1 else 1):
             use_method(name)
-            compute = mx.compile(partial(_compute_products, products))
+            compute = mx.compile(partial(_compute_in_turn, computes))
             lasted, _ = time_graph(partial(compute, inputs))
             found[name][rows] = min(lasted, found[name].get(rows, math.inf))
     return found
@@ -116,11 +123,13 @@ def _make_inputs(products: Sequence[StepProduct], rows: int, dtype: mx.Dtype) ->
     return [mx.ones((rows, *product.shape), dtype) for product in products]
 
 
-def _compute_products(products: Sequence[StepProduct], inputs: Sequence[mx.array]) -> list[mx.array]:
-    """Each of them waits for the one before, as in a step."""
+def _compute_in_turn(
+    computes: Sequence[Callable[[mx.array], mx.array]], inputs: Sequence[mx.array]
+) -> list[mx.array]:
+    """Each of these products waits for the one before."""
     found: list[mx.array] = []
-    for product, x in zip(products, inputs, strict=True):
-        found.append(product.compute(x + found[-1][0, 0, :1] if found else x))
+    for compute, x in zip(computes, inputs, strict=True):
+        found.append(compute(x + found[-1][0, 0, :1] if found else x))
     return found
 
 
@@ -135,9 +144,16 @@ def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
 def _multiply_all(
     layers: Sequence[Any], held: Sequence[mx.array], inputs: Sequence[mx.array], name: Any
 ) -> list[mx.array]:
+    computes: Sequence[Callable[[mx.array], mx.array]]
     if name == HELD:
-        return [x @ weight.T for x, weight in zip(inputs, held, strict=True)]
-    return [multiply(layer, x, name) for layer, x in zip(layers, inputs, strict=True)]
+        computes = [partial(_multiply_held, weight) for weight in held]
+    else:
+        computes = [partial(multiply, layer, method=name) for layer in layers]
+    return _compute_in_turn(computes, inputs)
+
+
+def _multiply_held(weight: mx.array, x: mx.array) -> mx.array:
+    return x @ weight.T
 
 
 def _is_candidate(name: str, rows: int, default: MethodTable) -> bool:
