@@ -99,6 +99,23 @@ async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None
         raise ConfigError.from_problems(problems)
 
 
+async def check_memory_limit(loaded: LoadedConfig) -> None:
+    """ConfigError if the one model is on this machine, and its weights exceed `scheduler.memory_limit`."""
+    config = loaded.config
+    limit = config.scheduler.memory_limit
+    if limit is None or not is_local(config.model.path):
+        return
+    from mlxrun.cluster.models.messages import DescribeModels
+    from mlxrun.cluster.models.model_process import inspect_models
+
+    facts: ModelsFacts = await inspect_models(DescribeModels([config]))
+    (model,) = facts.models
+    if isinstance(model, Exception) or model.weights <= limit:
+        return
+    text = f"weights {format_rounded(model.weights)} > limit {format_rounded(limit)}: no request can ever run"
+    raise ConfigError.from_problems([place_problem(loaded.tree, ("scheduler", "memory_limit"), text).text])
+
+
 def read_entries(loaded: LoadedConfig) -> dict[str, ServedModelSettings]:
     """Read the entries of `models`, by name."""
     return {name: read_served_model(value) for name, value in loaded.config.models.items()}

@@ -137,6 +137,11 @@ forbid(  # decoded images must leave memory for the model
     "{0} bytes for images leave nothing of scheduler.memory_limit {1}",
     lambda images, limit: images is not None and limit is not None and images >= limit,
 )
+forbid(  # as must the prefix cache
+    ("cache.memory_bytes", "scheduler.memory_limit"),
+    "{0} bytes for the prefix cache leave nothing of scheduler.memory_limit {1}",
+    lambda cache, limit: cache is not None and limit is not None and cache >= limit,
+)
 forbid(
     ("cache.stored_bits", "engine.reproducible"),
     "quantized entries are not exact, but engine.reproducible needs exact ones; remove one of them",

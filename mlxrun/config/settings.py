@@ -81,8 +81,8 @@ class EngineSettings:
     of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses, or as
     many as other processes leave cores free."""
     max_errors: Annotated[int, Range(1, 100)] = 5
-    """Number of consecutive failed steps after which the engine stops. After steps of answers it goes on
-    if the model still computes two tokens of no request."""
+    """Number of consecutive failed steps after which the engine stops. It goes on if the model still computes
+    two tokens of no request."""
     load_check: Literal["cached", "always", True, False] = "cached"
     """When the model is loaded, compare what the engine computes (in chunks, in batches, from snapshots, of
     images) with the library's own calls, and replace what differs by a slower exact way. `cached`: a result

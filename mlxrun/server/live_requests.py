@@ -7,6 +7,7 @@ work for it is aborted, and its time and its tokens are counted.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.engine_state import EngineState
 from mlxrun.server.http.access import key_name, request_id
 from mlxrun.server.http.key_limits import KeyLimits
+from mlxrun.server.http.surface import Handler
 from mlxrun.server.request_metrics import RequestMetrics
 
 log = logging.getLogger(__name__)
@@ -305,3 +307,14 @@ class LiveRequests:
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)
+
+
+def count_from_arrival(handler: Handler) -> Handler:
+    """Wrap a handler whose requests count in their key's `max_concurrent`, also while they are prepared."""
+
+    @functools.wraps(handler)
+    async def accept(request: web.Request) -> web.StreamResponse:
+        with request.app[LIVE_REQUESTS].limits.accept(request_id(request), key_name(request)):
+            return await handler(request)
+
+    return accept

@@ -88,6 +88,18 @@ def test_a_limit_below_a_model_is_found_by_the_check_at_the_limit(tmp_path: Path
     assert ", and 2.0 MB may be used; its weights alone are " in problem
 
 
+def test_a_limit_below_one_model_is_found_by_the_check_of_a_config(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {path: embedded}\nscheduler: {memory_limit: 2MB}\n")
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+    (problem,) = error.value.problems
+    assert problem.startswith(f"{path}:2:13: scheduler.memory_limit: weights ")
+    assert problem.endswith(" > limit 2.0 MB: no request can ever run")
+    for model, limit in (("embedded", "2GB"), ("A/b", "1")):
+        path = write(tmp_path, f"model: {{path: {model}}}\nscheduler: {{memory_limit: {limit}}}\n")
+        CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("entry", "shares", "limit", "start"),
     [

@@ -149,6 +149,10 @@ def test_what_is_switched_off_may_be_off_twice() -> None:
             "1:22: media.allow_hosts: has no effect while media.allow_urls is false",
         ),
         (
+            "cache: {memory_bytes: 3GB}\nscheduler: {memory_limit: 2GB}",
+            "1:23: cache.memory_bytes: 3000000000 bytes for the prefix cache leave nothing of ",
+        ),
+        (
             "media: {memory_bytes: 2GB}\nscheduler: {memory_limit: 2GB}",
             "1:23: media.memory_bytes: 2000000000 bytes for images leave nothing of scheduler.memory_limit",
         ),

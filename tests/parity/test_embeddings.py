@@ -195,6 +195,21 @@ def test_a_slice_is_a_part_of_a_text(get_engine: Callable[..., Engine]) -> None:
     assert differ(np.frombuffer(event.vector, "<f4"), GOLDEN["qwen3"][2]) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["bert", "qwen3", "bert-reranker"])
+def test_a_trial_computes_without_a_text_and_raises_what_the_model_raises(
+    get_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    runner = get_engine(name).pooling.runner
+    runner.compute_trial()
+
+    def fail(*rest: object) -> mx.array:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(runner._states, "compute", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        runner.compute_trial()
+
+
 def test_the_doctor_says_what_a_model_gives(get_engine: Callable[..., Engine]) -> None:
     for name, what in (("bert", "embeddings"), ("bert-reranker", "scores of documents")):
         finding = report_model(name, get_engine(name).model_info)

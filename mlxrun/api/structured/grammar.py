@@ -3,9 +3,6 @@
 Compiling takes milliseconds, the first grammar of a model up to a second: call it on a worker thread. It
 raises RequestError with llguidance's reason. The result is what Request.grammar takes.
 
-JSON may have one space where white space is allowed, and none around the value. Indentation costs tokens, and
-a small model may write line breaks without end.
-
 llguidance recurs along its input, and a native stack that overflows ends the process. So llguidance is called
 on a thread with a deep stack.
 """
@@ -14,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,16 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import llguidance
-from cachetools import LRUCache, cached
+from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from mlxrun.api.structured.exact_numbers import check_numbers
 from mlxrun.api.structured.grammar_checks import (
     MAX_CHARACTERS,
     check_choices,
-    check_length,
     check_rules,
-    check_schema,
     check_schema_count,
     check_text,
 )
@@ -45,10 +37,10 @@ from mlxrun.api.structured.matcher import (
     quote_literal,
     try_answer,
 )
-from mlxrun.api.structured.schema_rewrites import bound_integers
+from mlxrun.api.structured.schema_encoding import encode_schema
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import check_type, reject, shorten
+from mlxrun.core.field_errors import reject, shorten
 from mlxrun.core.workers import check_abandoned
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
@@ -57,8 +49,6 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "
 # and what rows learn of a grammar stays with it, up to MAX_LEXER_STATES. 16 of the worst kind are 2 GB; most
 # have 1 MB each.
 MAX_CACHED, MAX_CACHED_CHARACTERS = 16, 1 << 20
-MAX_SCHEMA_CHARACTERS = 4 << 20  # of the cached schemas that llguidance gets
-WHITESPACE = " ?"
 # What limits the time of the first mask, and of each later one: some 100 ms, 15 ms and 3 ms.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 200_000, 50_000
 MAX_LEXER_STATES = 50_000  # 0.6 to 2 kB each; a string takes one for each character of its maxLength
@@ -175,7 +165,7 @@ def compile_calls(
     for i, pattern in enumerate(patterns):
         parts = (
             tokens.write_literal(pattern.prefix.removeprefix(opener)),
-            f"%json {_encode_schema(pattern.schema, strict, pattern.param)}",
+            f"%json {encode_schema(pattern.schema, strict, pattern.param)}",
             tokens.write_literal(pattern.suffix),
         )
         rules.append(f"call{i}: {' '.join(filter(None, parts))}")
@@ -232,39 +222,7 @@ def _write_choices(choices: Sequence[str]) -> str:
 
 
 def _write_json(schema: Any, strict: bool, param: str) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(_encode_schema(schema, strict, param))
-
-
-def _encode_schema(schema: Any, strict: bool, param: str) -> str:
-    """Encode the schema with llguidance's options in it, which replace those that the schema itself has."""
-    if not isinstance(schema, bool):
-        check_type(schema, dict, param)
-    try:  # before anything looks into it: jsonschema takes minutes for a schema of many megabytes
-        text = json.dumps(schema)
-    except RecursionError:
-        reject(param, "is nested too deeply")
-    check_length(len(text), param)
-    return _encode_new_schema(text, schema, strict, param)
-
-
-encoded_schemas: LRUCache[tuple[bytes, bool], str] = LRUCache(MAX_SCHEMA_CHARACTERS, len)
-
-
-@cached(
-    encoded_schemas,
-    key=lambda text, schema, strict, param: (hashlib.sha256(text.encode()).digest(), strict),
-    lock=threading.Lock(),
-)
-def _encode_new_schema(text: str, schema: Any, strict: bool, param: str) -> str:
-    """Check and encode a schema. Once for each `text`, its JSON: agents send the same tools each time."""
-    check_abandoned()
-    check_schema_count([schema], param)
-    check_schema(schema, param, strict)
-    if not isinstance(schema, bool):
-        check_numbers(schema, param)
-    options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
-    members = {"allOf": [schema]} if isinstance(schema, bool) else bound_integers(schema)
-    return json.dumps(members | {"x-guidance": options})
+    return llguidance.LLMatcher.grammar_from_json_schema(encode_schema(schema, strict, param))
 
 
 # -- compiling --------------------------------------------------------------------------------------------

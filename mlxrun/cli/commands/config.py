@@ -36,7 +36,7 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     """Find all errors in config files."""
     import asyncio
 
-    from mlxrun.cli.models_setup import check_memory, load_model_configs
+    from mlxrun.cli.models_setup import check_memory, check_memory_limit, load_model_configs
     from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import find_weak_keys
 
@@ -49,6 +49,8 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
             loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
             if loaded.config.models:
                 asyncio.run(check_memory(loaded, load_model_configs(loaded)))
+            else:
+                asyncio.run(check_memory_limit(loaded))
         except ConfigError as error:
             problems += error.problems or [str(error)]
         else:

@@ -21,18 +21,12 @@ class SharedLimits:
 
     def __init__(self, limits: KeyLimits) -> None:
         self._limits = limits
-        self._held: dict[str, ExitStack] = {}  # by the ids of requests that are being relayed
 
     @contextmanager
     def hold(self, request_id: str, key: str) -> Iterator[None]:
         """Count a request of the key of this name while the block runs. RateLimited if it is one too many."""
-        with ExitStack() as stack:
-            stack.enter_context(self._limits.hold(key))
-            self._held[request_id] = stack
-            try:
-                yield
-            finally:
-                del self._held[request_id]
+        with self._limits.accept(request_id, key), self._limits.hold(key):
+            yield
 
     @contextmanager
     def follow_process(self) -> Iterator[Callable[[KeyReport], None]]:
@@ -44,7 +38,7 @@ class SharedLimits:
                 case TokensUsed(key, tokens):
                     self._limits.count_tokens(key, tokens)
                 case BackgroundBegun(key, request_id, number):
-                    background[number] = self._take_over(request_id, key)
+                    background[number] = self._limits.take_over(request_id, key)
                 case BackgroundEnded(number):
                     background.pop(number).close()
 
@@ -53,15 +47,6 @@ class SharedLimits:
         finally:
             for stack in background.values():
                 stack.close()
-
-    def _take_over(self, request_id: str, key: str) -> ExitStack:
-        """What a request holds, from now on held by its response in the background."""
-        found = self._held.get(request_id)
-        if found is not None:
-            return found.pop_all()
-        found = ExitStack()  # the answer to the request was faster than the report
-        found.enter_context(self._limits.occupy(key))
-        return found
 
 
 class LimitReporter(KeyLimits):

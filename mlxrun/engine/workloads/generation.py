@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from mlxrun.core.errors import EngineDead
 from mlxrun.core.request import Request, TokenEvent
 from mlxrun.core.step_plan import StepPlan
 from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.workloads.failure_streak import FailureStreak
 from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.run.runner import ModelRunner
 
@@ -25,11 +25,10 @@ class GenerationSteps:
     def __init__(self, scheduler: Scheduler, runner: Runner, max_errors: int) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self._max_errors = max_errors
         self.steps = 0  # since the start
         self.errors = 0  # failed steps since the start
         self.prefilled = self.generated = 0  # tokens since the start: computed by prefill; of answers
-        self._failures_in_a_row = 0  # failed steps since the last token
+        self._failures = FailureStreak("steps", max_errors, runner)  # since the last token
         self._has_aborted = False  # since the last step: the runner is to free a row
         self._last_plan: StepPlan | None = None  # of the step before; None if nothing generated then
         self._last_time = 0.0  # when that step ended
@@ -87,7 +86,7 @@ class GenerationSteps:
             prefix_cache.invalidate_hit(request_id)
         # Only these prove that a step succeeded: errors come late.
         if result.tokens or result.prompt_logprobs:
-            self._failures_in_a_row = 0
+            self._failures.end()
         events = self.scheduler.update(plan, result)
         self.prefilled += sum(chunk.stop - chunk.start for chunk in plan.prefill)
         self.generated += sum(len(event.tokens) for event in events)
@@ -103,24 +102,11 @@ class GenerationSteps:
 
     def _handle_failed_step(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         self.errors += 1
-        self._failures_in_a_row += 1
-        log.error("step failed (%d in a row): %s", self._failures_in_a_row, error, exc_info=error)
+        log.error("step failed (%d in a row): %s", self._failures.length + 1, error, exc_info=error)
         self.runner.reset()
         self._last_plan = None
-        if self._failures_in_a_row >= self._max_errors:
-            self._check_device(error)
+        self._failures.add(error)
         return self.scheduler.step_failed(plan, error)
-
-    def _check_device(self, error: Exception) -> None:
-        """Find out whether many steps failed because of their requests or of the device. EngineDead if the
-        model computes nothing without a request either."""
-        try:
-            self.runner.compute_trial()
-        except Exception as problem:  # whatever the model raises
-            text = f"{self._failures_in_a_row} steps failed in a row: {error}"
-            raise EngineDead(text if str(problem) == str(error) else f"{text}; then: {problem}") from error
-        log.warning("%d steps failed in a row by their requests: the model computes", self._failures_in_a_row)
-        self._failures_in_a_row = 0
 
     def exclude_time(self) -> None:
         """Exclude the time since the last step from the time of the next one."""

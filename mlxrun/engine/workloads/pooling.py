@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from mlxrun.core.errors import (
-    EngineDead,
     InternalError,
     MlxrunError,
     OutOfMemory,
@@ -30,6 +29,7 @@ from mlxrun.core.step_plan import MAX_ROWS, MIN_CHUNK, PoolingBatch
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.scheduler.token_budget import TextMemory
+from mlxrun.engine.workloads.failure_streak import FailureStreak
 from mlxrun.model.pooling.pooling_runner import PoolingRunner
 
 log = logging.getLogger(__name__)
@@ -244,8 +244,8 @@ class PoolingQueue(TextMemory):
 
 
 class PoolingSteps(PoolingQueue):
-    """Computes vectors. `max_errors`: consecutive failed slices after which the engine stops. Texts share the
-    memory of the scheduler's rows."""
+    """Computes vectors. `max_errors`: consecutive failed slices after which the engine stops, unless the
+    model still computes. Texts share the memory of the scheduler's rows."""
 
     def __init__(
         self,
@@ -263,8 +263,7 @@ class PoolingSteps(PoolingQueue):
         scheduler.token_budget.texts = self
         self._pace = MeasuredPace()
         self._clock = clock
-        self._max_errors = max_errors
-        self._failures_in_a_row = 0
+        self._failures = FailureStreak("batches of texts", max_errors, runner)
 
     def takes(self, request: Request) -> bool:
         """Whether the request asks for a vector."""
@@ -272,7 +271,8 @@ class PoolingSteps(PoolingQueue):
 
     def step(self) -> list[TokenEvent]:
         """Compute a slice beside the rows of the scheduler. Returns the events of the requests that ended.
-        EngineDead after `max_errors` consecutive failed slices."""
+        EngineDead after `max_errors` consecutive failed slices, if the model computes nothing without a
+        request either."""
         states, budget = self._scheduler.requests, self._scheduler.token_budget
         running = [s for s in states if s.running]
         prompts = any(not s.request.background and s.remaining_prefill for s in states)
@@ -291,7 +291,7 @@ class PoolingSteps(PoolingQueue):
             vectors = self.runner.advance(batch, limit)
         except Exception as error:  # whatever the model raises, each request must get an answer
             return self._handle_failure(batch, error)
-        self._failures_in_a_row = 0
+        self._failures.end()
         self._pace.record((batch.computed - before) * len(batch.requests), self._clock() - started)
         return [] if vectors is None else self.finish(batch, vectors)
 
@@ -305,14 +305,9 @@ class PoolingSteps(PoolingQueue):
         return max(min(most, fits), MIN_CHUNK)
 
     def _handle_failure(self, batch: PoolingBatch, error: Exception) -> list[TokenEvent]:
-        self._failures_in_a_row += 1
         log.error("a batch of %d texts failed: %s", len(batch.requests), error, exc_info=error)
-        events = self.fail(batch, error)
-        if self._failures_in_a_row >= self._max_errors:
-            raise EngineDead(
-                f"{self._failures_in_a_row} batches of texts failed in a row: {error}"
-            ) from error
-        return events
+        self._failures.add(error)
+        return self.fail(batch, error)
 
     def close(self) -> None:
         """Release all arrays, on the thread that made them."""

@@ -11,9 +11,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, Overloaded
+from mlxrun.core.errors import InternalError, MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.transcription import Recording
+from mlxrun.engine.workloads.failure_streak import FailureStreak
 
 if TYPE_CHECKING:  # mlx-audio is an extra
     from mlxrun.model.transcription.whisper import WhisperRunner, WindowState
@@ -33,14 +34,13 @@ class _Turn:
 
 class TranscriptionSteps:
     """Transcribes recordings. `max_queue`: requests of clients, and as many in the background; `max_errors`:
-    consecutive failures after which the engine stops."""
+    consecutive failures after which the engine stops, unless the model still computes."""
 
     def __init__(self, runner: WhisperRunner, max_queue: int, max_errors: int) -> None:
         self.runner = runner
         self._max_queue = max_queue
-        self._max_errors = max_errors
         self._turns: dict[str, _Turn] = {}  # by arrival
-        self._failures_in_a_row = 0
+        self._failures = FailureStreak("recordings", max_errors, runner)
         self._finished = 0  # since the start
 
     @property
@@ -76,7 +76,7 @@ class TranscriptionSteps:
 
     def step(self) -> list[TokenEvent]:
         """Compute one try of one recording. Returns its event if it made progress. EngineDead after
-        `max_errors` consecutive failures."""
+        `max_errors` consecutive failures, if the model does not compute silence either."""
         turn = min(self._turns.values(), key=lambda each: (each.request.background, each.count))
         turn.count += 1
         try:
@@ -89,7 +89,7 @@ class TranscriptionSteps:
             turn.state = self.runner.start(turn.recording)
             return []
         made = self.runner.advance(turn.state)
-        self._failures_in_a_row = 0
+        self._failures.end()
         tokens = tuple(token for segment in made.segments for token in segment.tokens)
         finish = None
         if turn.state.done:
@@ -102,10 +102,8 @@ class TranscriptionSteps:
 
     def _fail(self, request: Request, error: Exception) -> TokenEvent:
         del self._turns[request.id]
-        self._failures_in_a_row += 1
         log.error("recording %s failed: %s", request.id, error, exc_info=error)
-        if self._failures_in_a_row >= self._max_errors:
-            raise EngineDead(f"{self._failures_in_a_row} recordings failed in a row: {error}") from error
+        self._failures.add(error)
         if not isinstance(error, MlxrunError):
             error = InternalError("the recording cannot be transcribed", error)
         return TokenEvent(request.id, finish=FinishReason.ERROR, error=error)

@@ -19,7 +19,8 @@ def render_readme(name: str, runs: Sequence[RunFolder]) -> str:
 
 def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
     yield f"# {name}\n"
-    yield f"Runs of mlxrun: {len(runs)}. To repeat them, byte for byte:\n"
+    are_exact = all(map(_is_reproducible, runs))
+    yield f"Runs of mlxrun: {len(runs)}. To repeat them{', byte for byte' if are_exact else ''}:\n"
     yield "```"
     yield f"mlxrun verify {name}.tar.gz --model PATH      # digests, and some lines again"
     yield f"mlxrun replay {name}.tar.gz --model PATH      # all lines again"
@@ -29,6 +30,9 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
     yield "commands print first what differs here, such as versions, processor and threads."
     yield "environment.txt is a file of requirements for pip. Python functions that score answers are not"
     yield "in a bundle; their names and digests are in the manifests.\n"
+    if not are_exact:
+        yield "Runs that are not reproducible were made without `engine.reproducible`. Their answers may"
+        yield "depend on what else was in the batch, so some of them may come out differently.\n"
     yield "## Runs\n"
     yield "| run | lines | failed | score [95 %] | model | reproducible |"
     yield "|---|---:|---:|---:|---|---|"
@@ -46,7 +50,7 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
 def _render_run(run: RunFolder) -> str:
     manifest = run.manifest
     score = format_described(run.total_score) if run.total_score else ""
-    counts, config = manifest["counts"], manifest["config"]
+    counts = manifest["counts"]
     cells = (
         run.paths.out.name if run.name == str(run.paths.out) else run.name,
         counts["total"],
@@ -55,9 +59,13 @@ def _render_run(run: RunFolder) -> str:
     more = (
         score,
         manifest["model"].get("name", ""),
-        "yes" if config["engine"]["reproducible"] else "no",
+        "yes" if _is_reproducible(run) else "no",
     )
     return "| " + " | ".join(make_line(str(each)).replace("|", "\\|") for each in (*cells, *more)) + " |"
+
+
+def _is_reproducible(run: RunFolder) -> bool:
+    return bool(run.manifest["config"]["engine"]["reproducible"])
 
 
 def _describe_models(manifest: Mapping[str, Any]) -> Iterator[str]:

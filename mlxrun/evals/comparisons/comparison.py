@@ -58,7 +58,7 @@ class Comparison:
     in the order of the job. `unscored`: lines without a score; `unknown`: lines whose prompts could not be
     compared, as a job file has changed; `left_out`: lines that are not the same; `lost`: lines without a
     score on a side, where scores have a unit; `unclustered`: lines that `--cluster` gives no cluster;
-    `units`: the cluster of each compared line, or its own id."""
+    `units`: the cluster of each compared line, or its own id; `is_scored`: whether any line has a score."""
 
     cell: CellPair
     total: ComparedGroup
@@ -72,6 +72,7 @@ class Comparison:
     lost: int = 0
     unclustered: int = 0
     units: Mapping[str, str] = field(default_factory=dict)
+    is_scored: bool = True
 
     @property
     def epochs(self) -> int:
@@ -151,6 +152,7 @@ def compare_cell(
         lost=lost,
         units={line.id: line.cluster or line.id for line in lines},
         unclustered=sum(line.cluster is None for line in lines) if rules.cluster is not None else 0,
+        is_scored=any(line.is_scored for line in lines),
     )
 
 
@@ -218,15 +220,18 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSet:
-    """The comparisons of two sides, one for each cell. `left_out`: runs that only one side has."""
+    """The comparisons of two sides, one for each cell. `left_out`: runs that only one side has; `unscored`:
+    cells of which no line has a score on either side."""
 
     comparisons: list[Comparison]
     left_out: list[str] = field(default_factory=list)
+    unscored: list[str] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         """Describe the comparisons as JSON."""
         cells = [comparison.describe() for comparison in self.comparisons]
-        return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
+        rest = {"left_out": self.left_out, "unscored": self.unscored}
+        return {"format": FORMAT, "comparisons": cells, **rest}
 
 
 def compare_paths(
@@ -241,7 +246,8 @@ def compare_paths(
     the scores, None for no test; `seed`: of the bootstrap. JobError if they are not of the same lines, or
     have no scores."""
     cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
-    found = [compare_cell(cell, rules, margin, seed) for cell in cells]
+    every = [compare_cell(cell, rules, margin, seed) for cell in cells]
+    found = keep_scored(every)
     adjusted = adjust_p_values([each.total.adjusted_p for each in found])
     return ComparisonSet(
         [
@@ -249,7 +255,18 @@ def compare_paths(
             for each, p in zip(found, adjusted, strict=True)
         ],
         left_out,
+        [each.cell.name for each in every if not each.is_scored],
     )
+
+
+def keep_scored(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons in which a line has a score. JobError if there is none: each line of each run
+    would count as 0, whatever its scores are in."""
+    found = [each for each in comparisons if each.is_scored]
+    if not found:
+        outputs = " and ".join(str(run.paths.out) for run in comparisons[0].cell.runs[0])
+        raise JobError(f"{outputs}: nothing to compare: all lines of every run failed or could not be scored")
+    return found
 
 
 def add_power(comparison: Comparison, difference: float) -> Comparison:

@@ -149,8 +149,8 @@ ReadFacts = Callable[[RunFolder, PairingRules], Iterable[tuple[str, LineFacts]]]
 @dataclass(slots=True)
 class PairedLine:
     """A line of both sides, with the sums of its scores over `epochs` runs of each side. `measure`: None for
-    scores from 0 to 1; `sums`: of each side, what is added up over lines; `lost`: pairs of runs of which one
-    has no score of the line."""
+    scores from 0 to 1; `sums`: of each side, what is added up over lines; `lost`: runs that have no score of
+    the line."""
 
     id: str
     group: str
@@ -169,6 +169,11 @@ class PairedLine:
     def scores(self) -> tuple[float, float]:
         """The mean score of each side."""
         return self.first / self.epochs, self.second / self.epochs
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a run has a score of the line, and not only the 0 of what failed."""
+        return self.lost < 2 * self.epochs or self.first > 0 or self.second > 0
 
 
 @dataclass(slots=True)
@@ -245,7 +250,7 @@ class PairedLines:
         for own, each in zip(line.sums, (before.sums, after.sums), strict=True):
             own.update(each)
         line.measure = line.measure or before.measure or after.measure
-        line.lost += before.is_lost or after.is_lost
+        line.lost += before.is_lost + after.is_lost
         line.failed += after.failed
         line.failed_first += before.failed
         line.unscored += before.unscored or after.unscored

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.bradley_terry import JudgedPair, Strength, fit_strengths
-from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE, Comparison, compare_cell
+from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE, Comparison, compare_cell, keep_scored
 from mlxrun.evals.comparisons.pairing import CellPair, LineFacts, PairingRules, match_cells, read_facts
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
@@ -144,6 +144,7 @@ def rank_sides(
         for (before, after), by_name in matched.items():
             comparison = compare_cell(by_name[name], rules, None, seed, read)
             found.append((name, ComparedPair(before, after, comparison, comparison.total.result.p)))
+    keep_scored([pair.comparison for _, pair in found])
     adjusted = adjust_by_holm([pair.p for _, pair in found])
     pairs = [(name, replace(pair, p=p)) for (name, pair), p in zip(found, adjusted, strict=True)]
     return [_rank_cell(cell, [pair for name, pair in pairs if name == cell]) for cell in shared]

@@ -133,6 +133,8 @@ def _list_notes(found: ComparisonSet) -> Iterator[str]:
             yield "What differs beside the answers: " + "; ".join(comparison.differences).replace("`", "")
     if found.left_out:
         yield f"Only on one side: {', '.join(found.left_out)}"
+    if found.unscored:
+        yield f"Without a score on either side: {', '.join(found.unscored)}"
 
 
 def _list_left_out(comparison: Comparison) -> Iterator[str]:

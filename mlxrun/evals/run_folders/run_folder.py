@@ -1,4 +1,4 @@
-"""Reads a finished or unfinished run: its manifest, and its lines with their answers and scores.
+"""A finished or unfinished run: its manifest, its state, and its lines with their answers and scores.
 
 Records are compared with their digests in the journal and with the lines of the job file. A record that was
 edited, is missing or belongs to another run is named with file, line and id.
@@ -6,17 +6,16 @@ edited, is missing or belongs to another run is named with file, line and id.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import read_json
+from mlxrun.evals.run_folders.run_folder_lines import RunLineReader
 from mlxrun.evals.run_folders.run_folder_paths import (
     UnknownFormat,
     find_cell,
@@ -25,14 +24,11 @@ from mlxrun.evals.run_folders.run_folder_paths import (
     find_paths,
     read_manifest,
 )
-from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
+from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordTable, RunProblem
 from mlxrun.evals.run_folders.run_line import RunLine
-from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
-from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, find_local_images, make_run_keys
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import UNREADABLE
 from mlxrun.jobs.records.run_paths import JobPaths
-from mlxrun.jobs.scoring.eval_spec import EvalReader
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"  # states of a run
 LIMITED = "limited"  # for people: an unfinished run that lacks only what `--limit` left out
@@ -137,8 +133,7 @@ class RunFolder:
         table = RecordTable(self.paths, self.manifest, self.state == DONE, report)
         table.scan()
         _raise_first(found)
-        reader = _LineReader(self, table, report)
-        yield from reader.read()
+        yield from RunLineReader(table).read()
         _raise_first([problem for problem in found if problem.kind != "job"])
 
 
@@ -156,128 +151,6 @@ def _raise_first(problems: list[RunProblem]) -> None:
         rest = len(problems) - 1
         more = f" (and {rest} more problem{'s' if rest > 1 else ''})" if rest else ""
         raise JobError(f"{problems[0]}{more}")
-
-
-class _IgnoredEvals(EvalReader):
-    """Reads no `eval`, so that a line cannot be a bad one because of it."""
-
-    def read(self, value: Any) -> None:
-        return None
-
-
-# As most lines ran: scorers were loaded. With `--scorer`, an `eval` may be replaced; in a server, one that
-# names a scorer is refused.
-_EVAL_READERS = (EvalReader(scorers=None), _IgnoredEvals(), EvalReader())
-
-
-@dataclass(slots=True)
-class _LineReader:
-    """Matches the lines of the job file with the records of a run. `_missed`: the numbers of lines without a
-    record, by id, and whether they name images."""
-
-    run: RunFolder
-    table: RecordTable
-    report: OnProblem
-    _missed: dict[str, tuple[int, bool]] = field(default_factory=dict)
-
-    def read(self) -> Iterator[RunLine]:
-        """The lines in the order of the job, then those that it no longer has."""
-        paths, total = self.run.paths, 0
-        is_same = self._check_job()
-        with ExitStack() as files:
-            outputs = [self.table.open(path) for path in (paths.out, paths.errors)]
-            for file in filter(None, outputs):
-                files.enter_context(file)
-            for custom_id, number, line, place in self._match_lines():
-                total += 1
-                yield RunLine(custom_id, number, line, _read_record(outputs, place))
-            for place in self.table.pop_all():
-                record = _read_record(outputs, place)
-                custom_id = record["custom_id"] or f"line {record['error']['line']}"
-                self._explain_rest(custom_id, place, is_same)
-                total += 1
-                yield RunLine(custom_id, None, None, record)
-        if self.run.state == DONE:
-            self._report_missing(total, is_same)
-
-    def _check_job(self) -> bool:
-        job = self.run.paths.job
-        digest = hash_file(job) if job.is_file() else None
-        if digest == self.run.manifest["input"]["sha256"]:
-            return True
-        what = "has changed since the run" if digest else "is missing"
-        self.report(RunProblem("job", job, f"the job file {what}"))
-        return False
-
-    def _match_lines(self) -> Iterator[tuple[str, int, JobLine | BadLine, RecordPlace]]:
-        """The lines that have a record: id, number, line and place of the record."""
-        job, seen = self.run.paths.job, set[int]()
-        if not job.is_file():
-            return
-        keys = self._make_keys()
-        with open_job(job) as file:
-            for raw in read_lines(file):
-                line, place = self._find_place(raw, keys)
-                custom_id = _choose_name(line, seen)
-                if place is not None:
-                    yield custom_id, raw.number, line, place
-                else:
-                    self._missed[custom_id] = raw.number, _names_images(line)
-
-    def _find_place(
-        self, raw: RawLine, keys: Sequence[LineKeys]
-    ) -> tuple[JobLine | BadLine, RecordPlace | None]:
-        """A line as it was read when it ran, and the place of its record. Its `eval` may have been refused
-        then, or replaced, which only matters to whether the line was a bad one."""
-        first = None
-        for evals in _EVAL_READERS:
-            line = parse_line(raw, evals=evals)
-            first = first or line
-            for each in keys:
-                if isinstance(line, BadLine):
-                    key = each.compute_bad_key(raw.data, line.reason)
-                else:
-                    key = each.compute_key(line)
-                place = self.table.pop(key.hex(), raw.number)
-                if place is not None:
-                    return line, place
-        assert first is not None
-        return first, None
-
-    def _make_keys(self) -> list[LineKeys]:
-        """How the keys of lines are computed: as by `mlxrun batch`, and as by a server for its batches."""
-        paths, manifest = self.run.paths, self.run.manifest
-        settings, batch_id = digest_settings(manifest["settings"]), paths.job.absolute().parent.name
-        return [
-            make_run_keys(manifest, settings, paths.job.parent),
-            make_run_keys(manifest, settings, None, batch_id),
-        ]
-
-    def _explain_rest(self, custom_id: str, place: RecordPlace, is_same: bool) -> None:
-        """Report a record that fits no line of the job file."""
-        paths = self.run.paths
-        path = paths.errors if place.failed else paths.out
-        number, has_images = self._missed.pop(custom_id, (None, False))
-        if not is_same:
-            text = "changed in the job file since the run, or is no longer in it"
-            self.report(RunProblem("job", path, text, place.number, custom_id))
-        elif has_images:
-            text = f"names a file that has changed since the run (line {number} of {paths.job})"
-            self.report(RunProblem("job", path, text, place.number, custom_id))
-        else:
-            text = f"has a record that belongs to another job, model or settings than {paths.manifest} names"
-            self.report(RunProblem("mixed", path, text, place.number, custom_id))
-
-    def _report_missing(self, found: int, is_same: bool) -> None:
-        """Report lines of a finished run that have no record."""
-        paths, total = self.run.paths, self.run.total
-        if is_same:
-            for custom_id, (number, _) in self._missed.items():
-                text = f"has neither an answer nor an error (line {number} of {paths.job})"
-                self.report(RunProblem("incomplete", paths.out, text, id=custom_id))
-        elif found < total:
-            text = f"{total - found} of {total} lines have neither an answer nor an error"
-            self.report(RunProblem("incomplete", paths.out, text))
 
 
 def _open_run(out: Path, name: str) -> RunFolder:
@@ -305,30 +178,6 @@ def open_runs(path: Path) -> list[RunFolder]:
     names = [out.relative_to(folder) for out in outputs]
     names = [name.parent if name.name == "job.out.jsonl" and len(name.parts) > 1 else name for name in names]
     return [_open_run(out, str(name)) for out, name in zip(outputs, names, strict=True)]
-
-
-def _choose_name(line: JobLine | BadLine, seen: set[int]) -> str:
-    """The id of a line, or its number if it has none or that of a line before. `seen`: hashes of the names
-    before, to which this one is added."""
-    name = line.custom_id
-    if name is None or hash(name) in seen:
-        name = f"line {line.number}"
-    while hash(name) in seen:  # an id may be such a text
-        name += " of the job"
-    seen.add(hash(name))
-    return name
-
-
-def _names_images(line: JobLine | BadLine) -> bool:
-    return isinstance(line, JobLine) and next(find_local_images(line.body), None) is not None
-
-
-def _read_record(outputs: Sequence[BinaryIO | None], place: RecordPlace) -> dict[str, Any]:
-    file = outputs[place.failed]
-    assert file is not None
-    file.seek(place.offset)
-    record: dict[str, Any] = json.loads(file.readline())
-    return record
 
 
 def _read_progress(counts: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.line_keys import dump_canonical
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import JobPaths
-from mlxrun.jobs.scoring.matching import votes_by_score
+from mlxrun.jobs.scoring.matching import normalize_extracted, votes_by_score
 from mlxrun.jobs.scoring.measure import ScoreMeasure
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 from mlxrun.jobs.scoring.verdict import MAJORITY, Verdict, compute_metric
@@ -61,7 +61,8 @@ class SeedPool:
         self.group.add({**line.eval, "cluster": key}, failed=line.error is not None, is_cut_answer=False)
         spec = None if line.line is None else line.line.eval
         if spec is not None and not line.eval.keys() & {"choices", "measure"} and not spec.metrics:
-            self.answers[line.id].append(Verdict(score, line.eval.get("extracted")))
+            vote = normalize_extracted(spec, line.eval.get("extracted"))
+            self.answers[line.id].append(Verdict(score, vote))
             self.by_score[line.id] = votes_by_score(spec)
 
     def describe(self) -> Record:

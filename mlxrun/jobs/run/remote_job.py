@@ -2,164 +2,35 @@
 
 The job file is fetched if it has changed. When the run ends, however it ends, its files are published; the
 output comes last, so where it is, all else is. The spool stays, and the same command continues there. On
-another machine the command continues from the published files.
+another machine the command continues from the published files. While a machine publishes, a file beside the
+others, its *claim*, keeps other machines from doing so.
 
-URLs are those of fsspec (extra: `remote`), such as s3://bucket/a.jsonl or hf://datasets/org/name/a.jsonl. A
-file is written whole or not at all. Object stores show an object once it is complete; elsewhere a file gets
-its name at the end. Every problem is a ConfigError that says what is lacking, or a JobError.
+Every problem is a ConfigError that says what is lacking, or a JobError.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
-import re
-from collections.abc import Callable, Iterator
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.durable_writes import write_atomically
-from mlxrun.core.errors import ConfigError, JobError, MlxrunError
+from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
+from mlxrun.jobs.run.remote_file import RemoteFile, is_url
 
 log = logging.getLogger(__name__)
 _STATE = "published.json"
+_CLAIM = "publishing-"  # the beginning of names of claims
 Say = Callable[[str], None]
-INSTALL = "pip install 'mlxrun[remote]'"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
-_READ_ONLY = {"http", "https", "github", "data"}
-# Protocols whose writes are seen whole. A rename there would be a copy.
-_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "r2"}
-# What tells one content of a file from another one, in the names of the file systems.
-_VERSIONS = [
-    *("ETag", "etag", "mtime", "LastModified", "last_modified", "created", "updated", "modified"),
-    *("generation", "md5Hash", "blob_id", "sha256", "version_id", "VersionId"),
-]
-
-
-def is_url(text: str) -> bool:
-    """Whether a path is one of fsspec's URLs, not a file of this machine."""
-    return _URL.match(text) is not None
-
-
-class RemoteFile:
-    """The file at one URL. ConfigError if no installed package can reach such URLs."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        try:
-            fsspec = importlib.import_module("fsspec.core")
-        except ImportError as error:
-            raise ConfigError(f"{url}: URLs need fsspec, which is not installed: {INSTALL}") from error
-        try:
-            self._fs, self._path = fsspec.url_to_fs(url)
-        except ImportError as error:  # its text names the package
-            raise ConfigError(
-                f"{url}: beside mlxrun[remote], a package for such URLs is needed: {error}"
-            ) from error
-        except ValueError as error:
-            raise ConfigError(f"{url}: {error}") from error
-        except Exception as error:
-            raise ConfigError(f"{url}: {_describe(error)}") from error
-        protocol = self._fs.protocol
-        self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
-        if not self._path.rpartition("/")[2]:
-            raise ConfigError(f"{url}: it names no file")
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return str(self._path.rpartition("/")[2])
-
-    def find_sibling(self, name: str) -> RemoteFile:
-        """Return the file of this name (it may have folders) in the same folder."""
-        return RemoteFile(self.url.rpartition("/")[0] + "/" + name)
-
-    def read_stamp(self) -> str | None:
-        """Read a text that changes with the content, as far as the file system tells. None if there is no
-        file. JobError if the file cannot be read."""
-        with self._wrap_errors("read"):
-            self._fs.invalidate_cache()
-            try:
-                info = self._fs.info(self._path)
-            except FileNotFoundError:
-                return None
-        if info.get("type") == "directory":
-            raise JobError(f"{self.url}: it is a folder")
-        found = {name: str(info[name]) for name in _VERSIONS if info.get(name) is not None}
-        return json.dumps({"size": info.get("size"), **found}, sort_keys=True)
-
-    def download(self, local: Path) -> None:
-        """Copy the file to `local`, which is replaced once all bytes have come. JobError if there is no
-        file."""
-        temp = local.with_name(local.name + ".tmp")
-        with self._wrap_errors("read"):
-            self._fs.get_file(self._path, str(temp))
-        temp.replace(local)
-
-    def compute_digest(self) -> str:
-        """Compute the SHA-256 of the content, in hex. JobError if it cannot be read."""
-        with self._wrap_errors("read"), self._fs.open(self._path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def upload(self, local: Path) -> None:
-        """Replace the file by a file of this machine. JobError if not all bytes arrive."""
-        temp = self._path if self._protocols & _WHOLE else self._path + ".tmp"
-        with self._wrap_errors("written"):
-            if temp != self._path:
-                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(str(local), temp)
-            if temp != self._path:
-                self._fs.mv(temp, self._path)
-            self._fs.invalidate_cache()
-            size = self._fs.info(self._path).get("size")
-        if size != local.stat().st_size:
-            raise JobError(f"{self.url}: {size} bytes arrived of {local.stat().st_size}")
-
-    def remove(self) -> None:
-        """Delete the file, if it is there."""
-        with self._wrap_errors("written"):
-            if self._fs.exists(self._path):
-                self._fs.rm_file(self._path)
-
-    def check_writable(self) -> None:
-        """Write and delete an empty file beside this one. ConfigError or JobError if nothing can be written
-        there."""
-        if self._protocols & _READ_ONLY:
-            raise ConfigError(f"{self.url}: nothing can be written to such URLs; give another -o")
-        if "memory" in self._protocols:
-            log.warning("%s: it is in the memory of this process, and lost when the command ends", self.url)
-        if "hf" in self._protocols:
-            return  # each write is a commit there
-        path = self._path + ".check"
-        with self._wrap_errors("written"):
-            if not self._protocols & _WHOLE:
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._fs.pipe_file(path, b"")
-            self._fs.rm_file(path)
-
-    @contextmanager
-    def _wrap_errors(self, done: str) -> Iterator[None]:
-        """Turn what a file system raises, each its own kind, into a JobError."""
-        try:
-            yield
-        except MlxrunError:
-            raise
-        except FileNotFoundError as error:
-            if done == "written":  # where neither a folder nor a file can be made, such as below /proc
-                raise JobError(f"{self.url}: it cannot be written: nothing can be created there") from error
-            raise JobError(f"{self.url}: there is no such file or folder") from error
-        except Exception as error:
-            raise JobError(f"{self.url}: it cannot be {done}: {_describe(error)}") from error
-
-
-def _describe(error: Any) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 @contextmanager
@@ -273,26 +144,10 @@ class RemoteJob:
         if self._out is None or not self._paths.folder.exists():
             return
         try:
-            files = self._list_files(self._out)
-            stamps = {local.name: _stamp_file(local) for _, local in files}
-            stamp = self._out.read_stamp()
-            is_own = stamp is not None and self._is_own(self._out, stamp)
-            if stamp is not None and not is_own:
-                raise _OutputChanged(
-                    f"{self._out.url}: it was changed while this job ran, and stays as it is now. All "
-                    f"answers of this job are in {self.folder}"
-                )
-            known = self._state.get("files", {}) if is_own else {}
-            changed = [pair for pair in files if stamps[pair[1].name] != known.get(pair[1].name, ())]
-            if not changed:
+            if not self._list_changed(self._out):
                 return
-            self._save_state(pending={"sha256": hash_file(self._paths.out), "files": stamps})
-            for remote, local in changed:
-                if local.exists():
-                    remote.upload(local)
-                else:
-                    remote.remove()
-            self._save_state(out=self._out.read_stamp(), files=stamps, pending=None)
+            with self._claim(self._out):
+                self._upload(self._out, self._list_changed(self._out))
         except _OutputChanged:
             raise
         except MlxrunError as error:
@@ -302,6 +157,62 @@ class RemoteJob:
             ) from error
         if self._paths.out.exists():
             say(f"published: {self._out.url}")
+
+    def _list_changed(self, out: RemoteFile) -> list[tuple[RemoteFile, Path]]:
+        """The files that differ from what this machine has published. JobError if another one has published
+        since."""
+        stamp = out.read_stamp()
+        is_own = stamp is not None and self._is_own(out, stamp)
+        if stamp is not None and not is_own:
+            raise _OutputChanged(
+                f"{out.url}: it was changed while this job ran, and stays as it is now. All answers of this "
+                f"job are in {self.folder}"
+            )
+        known = self._state.get("files", {}) if is_own else {}
+        return [pair for pair in self._list_files(out) if _stamp_file(pair[1]) != known.get(pair[1].name, ())]
+
+    @contextmanager
+    def _claim(self, out: RemoteFile) -> Iterator[None]:
+        """Hold the claim of this machine. JobError if there is another one.
+
+        Each machine writes its own before it looks for others, as not all stores create a file only if there
+        is none. So of two that publish at once, one or both give up.
+        """
+        stale = self._state.get("claim")  # of a publication that was killed
+        if isinstance(stale, str):
+            self._find_claim(out, stale).remove()
+        name = f"{_CLAIM}{secrets.token_hex(8)}"
+        claim = self._find_claim(out, name)
+        self._save_state(claim=name)
+        claim.write(socket.gethostname().encode())
+        try:
+            others = [each for each in claim.list_siblings(_CLAIM) if each != name]
+            if others:
+                url = self._find_claim(out, others[0]).url
+                raise JobError(
+                    f"{out.url}: another machine is publishing it. If none is, one was stopped while it did; "
+                    f"then delete {url}"
+                )
+            yield
+        finally:
+            try:
+                claim.remove()
+                self._save_state(claim=None)
+            except MlxrunError as error:
+                log.warning("%s; other machines publish nothing until it is deleted", error)
+
+    def _find_claim(self, out: RemoteFile, name: str) -> RemoteFile:
+        return out.find_sibling(f"{self._paths.folder.name}/{name}")
+
+    def _upload(self, out: RemoteFile, changed: Sequence[tuple[RemoteFile, Path]]) -> None:
+        stamps = {local.name: _stamp_file(local) for _, local in self._list_files(out)}
+        self._save_state(pending={"sha256": hash_file(self._paths.out), "files": stamps})
+        for remote, local in changed:
+            if local.exists():
+                remote.upload(local)
+            else:
+                remote.remove()
+        self._save_state(out=out.read_stamp(), files=stamps, pending=None)
 
     def _list_files(self, out: RemoteFile) -> list[tuple[RemoteFile, Path]]:
         """What is published, the output last. Paths beside it are the same as on this machine."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.core.request import Request
+from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import PoolingBatch, StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_token_embeddings, count_weight_bytes
@@ -139,6 +139,12 @@ class PoolingRunner:
             return None
         vectors = self._head.compute(state.pooler.finish())
         return [row.tobytes() for row in np.array(vectors, dtype="<f4")]
+
+    def compute_trial(self) -> None:
+        """Compute the vector of two tokens of no request. Raises what the model raises."""
+        batch = PoolingBatch((Request("trial", (PADDING, PADDING), SamplingParams(), pooled=True),))
+        while self.advance(batch, 2) is None:
+            pass
 
     def _start(self, requests: Sequence[Request]) -> BatchState:
         lengths = [len(request.prompt) for request in requests]

@@ -25,7 +25,7 @@ from mlxrun.server.generation import collect_choices
 from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, may_end
 from mlxrun.server.http.json_bodies import json_response, read_empty_body, read_json
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
-from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.live_requests import LIVE_REQUESTS, count_from_arrival
 from mlxrun.server.request_metrics import METRICS
 from mlxrun.server.status import (
     count_phases,
@@ -148,6 +148,7 @@ WARM_BODY = BodySchema(
 )
 
 
+@count_from_arrival
 async def warm_cache(request: web.Request) -> web.StreamResponse:
     """Compute the system prompt and the tools of a body, and pin them in the prefix cache."""
     given = WARM_BODY.check(await read_json(request))

@@ -23,12 +23,13 @@ from mlxrun.server.http.access import request_id
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.sse import open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.live_requests import LIVE_REQUESTS, count_from_arrival
 
 NAME = "anthropic"
 ID_HEADER = "request-id"  # Anthropic's clients read this one
 
 
+@count_from_arrival
 async def create_message(request: web.Request) -> web.StreamResponse:
     """Answer a conversation with one message, or with a stream of events."""
     body = await read_body_with_files(request)

@@ -28,11 +28,12 @@ from mlxrun.core.workers import run_together
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest, count_from_arrival
 
 IN_FLIGHT = 256  # texts of one request that wait in the engine at once
 
 
+@count_from_arrival
 async def create_vectors(request: web.Request) -> web.Response:
     """Answer a body with the embeddings of its texts, or with the scores of its pairs of texts."""
     app = request.app

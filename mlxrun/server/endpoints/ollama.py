@@ -30,7 +30,7 @@ from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.sse import LineStream, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest, count_from_arrival
 
 NAME = "ollama"
 API_VERSION = "0.32.15"  # of Ollama: clients compare it with the one that they need
@@ -38,6 +38,7 @@ _ONE_MODEL = "the model is chosen when the server starts; `mlxrun pull` download
 _KEPT = "models are not removed by requests; `mlxrun rm` removes one from this machine"
 
 
+@count_from_arrival
 async def create_answer(request: web.Request) -> web.StreamResponse:
     """Answer a conversation or a prompt with a stream of lines, or with one object."""
     started = request.app[ENGINE].clock()
@@ -83,6 +84,7 @@ def _measure(live: LiveRequest, started: float) -> AnswerTimes:
     return AnswerTimes(live.engine.clock() - started, prefill or 0.0, decode or 0.0)
 
 
+@count_from_arrival
 async def create_embeddings(request: web.Request) -> web.Response:
     """Answer texts with their embeddings. Without a text there is none."""
     engine = request.app[ENGINE]

@@ -24,12 +24,13 @@ from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.sse import DONE, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface, is_anthropic
-from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.live_requests import LIVE_REQUESTS, count_from_arrival
 
 NAME = "openai"
 _CREATED = int(time.time())  # `created` of the models: about when the server was started
 
 
+@count_from_arrival
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Answer a body of chat/completions or completions with one object, or with a stream of chunks."""
     body = await read_body_with_files(request)

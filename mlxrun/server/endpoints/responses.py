@@ -33,7 +33,7 @@ from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
 from mlxrun.server.http.sse import DONE, EventStream, open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.live_requests import LIVE_REQUESTS, count_from_arrival
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
 from mlxrun.server.responses.response_store import Event, StoredObject
 from mlxrun.server.telemetry import record_background
@@ -136,6 +136,7 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
     return await prepare_response(body, request.app[ENGINE].context, lookup, token, stream=True)
 
 
+@count_from_arrival
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body with one object, with a stream of events, or in the background."""
     body = await read_body_with_files(request)

@@ -26,13 +26,14 @@ from mlxrun.server.http.forms import FILE, FILE_TYPE, FormFile, read_form
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.sse import open_stream, wants_stream
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest, count_from_arrival
 
 NAME = "transcriptions"
 _MAX_PROMPT = 10_000  # bytes of a field; the model uses the last 223 tokens of a prompt
 _FIELDS = tuple(TRANSCRIPTION.schema["properties"].keys() - {*LISTS, FILE})
 
 
+@count_from_arrival
 async def create_transcription(request: web.Request) -> web.StreamResponse:
     """Answer a form with the transcript of its file, at once or as a stream of events."""
     app = request.app

@@ -1,13 +1,14 @@
 """The limits of API keys: requests at once, and requests and tokens in a minute.
 
-A limit of a minute is a bucket that fills evenly. What was not used stays, up to that of a minute.
+A request counts in `max_concurrent` from its arrival, and in the requests of a minute once it is prepared. A
+limit of a minute is a bucket that fills evenly. What was not used stays, up to that of a minute.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from mlxrun.core.errors import RateLimited
@@ -54,23 +55,51 @@ class KeyLimits:
         self._keys = keys
         self._clock = clock
         self._usage: dict[str, KeyUsage] = {}
+        self._accepted: dict[str, ExitStack] = {}  # by the ids of requests
+
+    @contextmanager
+    def accept(self, request_id: str, name: str) -> Iterator[None]:
+        """Count a request of the key of this name in `max_concurrent` while the block runs, unless something
+        takes over. RateLimited if it is one too many."""
+        if name not in self._keys.settings:  # the server has no keys, or this one is gone
+            yield
+            return
+        most, usage = self._keys.settings[name].max_concurrent, self._usage.setdefault(name, KeyUsage())
+        if most is not None and usage.running >= most:
+            text = f"{usage.running} requests of the API key {name!r} are running (max_concurrent)"
+            raise RateLimited(f"{text}: try again later")
+        with ExitStack() as stack:
+            stack.enter_context(self._occupy(name))
+            self._accepted[request_id] = stack
+            try:
+                yield
+            finally:
+                del self._accepted[request_id]
+
+    def take_over(self, request_id: str, name: str) -> ExitStack:
+        """Return what an accepted request holds. From now on it is held by what outlives the request."""
+        found = self._accepted.get(request_id)
+        if found is not None:
+            return found.pop_all()
+        found = ExitStack()  # the request has ended already
+        found.enter_context(self._occupy(name))
+        return found
 
     @contextmanager
     def hold(self, name: str, parent: str = "") -> Iterator[None]:
-        """Count a request of the key of this name while the block runs. RateLimited if it is one too many.
-        `parent`: the id of the HTTP request, if this one outlives it."""
-        if name not in self._keys.settings:  # the server has no keys, or this one is gone
+        """Count a request of the key of this name in the limits of a minute. RateLimited if it is one too
+        many. `parent`: the id of the accepted request, if this one outlives it."""
+        if name not in self._keys.settings:
             yield
             return
         usage = self._usage.setdefault(name, KeyUsage())
         self._check(name, usage)
         usage.requests.add(1, self._keys.settings[name].requests_per_minute, self._clock())
-        with self.occupy(name):
+        with self.take_over(parent, name) if parent else ExitStack():
             yield
 
     @contextmanager
-    def occupy(self, name: str) -> Iterator[None]:
-        """Count the block in `max_concurrent`, and refuse nothing."""
+    def _occupy(self, name: str) -> Iterator[None]:
         usage = self._usage.setdefault(name, KeyUsage())
         usage.running += 1
         try:
@@ -86,9 +115,6 @@ class KeyLimits:
 
     def _check(self, name: str, usage: KeyUsage) -> None:
         limits, now = self._keys.settings[name], self._clock()
-        if limits.max_concurrent is not None and usage.running >= limits.max_concurrent:
-            text = f"{usage.running} requests of the API key {name!r} are running (max_concurrent)"
-            raise RateLimited(f"{text}: try again later")
         for what, bucket, limit, needed in (
             ("requests_per_minute", usage.requests, limits.requests_per_minute, 1.0),
             ("tokens_per_minute", usage.tokens, limits.tokens_per_minute, 0.0),

@@ -17,7 +17,7 @@ from cachetools import LRUCache
 
 from benchmarks.tiny import byte_tokenizer
 from benchmarks.tiny.byte_tokenizer import TOKEN_ID
-from mlxrun.api.structured import grammar, grammar_checks
+from mlxrun.api.structured import grammar, grammar_checks, schema_encoding
 from mlxrun.api.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.api.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from mlxrun.core.errors import RequestError
@@ -339,16 +339,16 @@ def test_compiled_grammars_are_cached_and_their_number_is_bounded(model: Any, ca
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The fields whose schemas were checked by their metaschema. No schema was before the test."""
     fields: list[str] = []
-    check = grammar.check_schema
+    check = schema_encoding.check_schema
 
     def record(schema: Any, param: str, strict: bool) -> None:
         fields.append(param)
         check(schema, param, strict)
 
-    monkeypatch.setattr(grammar, "check_schema", record)
-    grammar.encoded_schemas.clear()
+    monkeypatch.setattr(schema_encoding, "check_schema", record)
+    schema_encoding.encoded_schemas.clear()
     yield fields
-    grammar.encoded_schemas.clear()
+    schema_encoding.encoded_schemas.clear()
 
 
 def test_a_schema_is_checked_once(model: Any, checked: list[str]) -> None:

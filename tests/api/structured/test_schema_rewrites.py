@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.tiny.byte_tokenizer import EOS
 from mlxrun.api.prepared import ApiContext
-from mlxrun.api.structured import grammar
+from mlxrun.api.structured import grammar, schema_encoding
 from mlxrun.api.structured.grammar import CallPattern, compile_calls, compile_grammar
 from mlxrun.api.structured.grammar_checks import ANNOTATIONS
 from mlxrun.api.structured.schema_rewrites import (
@@ -330,7 +330,7 @@ def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -
     """A row that writes 9 wherever it may comes to an end; without the bounds it is a later one."""
 
     def count_digits() -> int:
-        grammar.encoded_schemas.clear()
+        schema_encoding.encoded_schemas.clear()
         grammar.compiled_grammars.clear()
         row = compile_grammar("json_schema", INTEGER, model, param="field").start((), STOP)
         nine = ord("9")
@@ -341,9 +341,9 @@ def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -
         return 100
 
     assert count_digits() == 18
-    monkeypatch.setattr(grammar, "bound_integers", dict)
+    monkeypatch.setattr(schema_encoding, "bound_integers", dict)
     assert count_digits() == 25, "as of any number"
-    grammar.encoded_schemas.clear()
+    schema_encoding.encoded_schemas.clear()
     grammar.compiled_grammars.clear()
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, JobError
-from mlxrun.jobs.run.remote_job import RemoteFile
+from mlxrun.jobs.run.remote_file import RemoteFile
 from tests.helpers.batch_fakes import FakeClient, chats
 
 pytestmark = pytest.mark.usefixtures("fake_engine")
@@ -121,6 +121,65 @@ def test_two_machines_at_once(
     assert main(["batch", f"{bucket}/job.jsonl"]) == 2
     assert "it was changed while this job ran, and stays as it is" in capsys.readouterr().err
     assert read(f"{bucket}/job.out.jsonl") == [{"of": "another"}]
+
+
+def list_claims(bucket: str) -> list[str]:
+    return RemoteFile(f"{bucket}/job.out.jsonl.run/manifest.json").list_siblings("publishing-")
+
+
+def test_two_machines_that_publish_in_the_same_second(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Both have found no output. All files at the URL are of the first one; the second one keeps its own."""
+    upload, others = RemoteFile.upload, list[int]()
+
+    def overtake(self: RemoteFile, local: Path) -> None:
+        if not others:
+            others.append(0)
+            with pytest.MonkeyPatch.context() as patch:
+                move_elsewhere(tmp_path, patch)
+                others[0] = main(["batch", f"{bucket}/job.jsonl", "--set", "sampling.seed=7"])
+        upload(self, local)
+
+    monkeypatch.setattr(RemoteFile, "upload", overtake)
+    assert main(["batch", f"{bucket}/job.jsonl"]) == 0
+    assert others == [2] and list_claims(bucket) == []
+    err = capsys.readouterr().err
+    assert "another machine is publishing it" in err and "All answers are in" in err
+    (own,) = tmp_path.glob("here/mlxrun/jobs/*/job.out.jsonl")
+    (theirs,) = tmp_path.glob("elsewhere/mlxrun/jobs/*/job.out.jsonl")
+    for name in ("", ".run/journal.jsonl", ".run/manifest.json"):
+        with fsspec.open(f"{bucket}/job.out.jsonl{name}", "rb") as file:
+            published = file.read()
+        assert published == Path(f"{own}{name}").read_bytes() != Path(f"{theirs}{name}").read_bytes()
+    assert len(theirs.read_text().splitlines()) == 6
+
+
+def test_a_machine_that_was_killed_while_it_published(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_engine: list[Config], capsys: Any
+) -> None:
+    """Its claim is named to others, which publish once it is gone, and is no hindrance to itself."""
+    remove, claims = RemoteFile.remove, list[RemoteFile]()
+
+    def leave(self: RemoteFile) -> None:
+        if "publishing-" not in self.name:
+            remove(self)
+        else:
+            claims.append(self)
+            raise JobError(f"{self.url}: it cannot be written: no route")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteFile, "remove", leave)
+        assert main(["batch", f"{bucket}/job.jsonl"]) == 0
+    assert list_claims(bucket) == [claims[0].name]
+    move_elsewhere(tmp_path, monkeypatch)
+    write_job(bucket, 8)
+    assert main(["batch", f"{bucket}/job.jsonl"]) == 2
+    assert f"then delete {claims[0].url}" in capsys.readouterr().err
+    assert len(read(f"{bucket}/job.out.jsonl")) == 6
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    assert main(["batch", f"{bucket}/job.jsonl"]) == 0
+    assert len(read(f"{bucket}/job.out.jsonl")) == 8 and list_claims(bucket) == []
 
 
 def test_failed_lines_are_published_and_retracted(bucket: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import faulthandler
+import gc
 import inspect
 import json
 import os
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+STUCK = 300.0  # seconds after which a script is taken to hang; later, the test kills it
 CASES = ("chat", "stream", "tools", "structured", "images")
 
 CHAT = "What is 12 + 30?"
@@ -154,7 +157,12 @@ def run_case(made: Any, name: str) -> dict[str, Any]:
 
 
 def main(**variants: Any) -> None:
-    """Run all cases of each variant, a class that is made with the server."""
+    """Run all cases of each variant, a class that is made with the server. If that hangs, stderr says
+    where."""
+    faulthandler.dump_traceback_later(STUCK)
+    # LiteLLM leaves streams of Messages before their end. A collection that closes one while httpcore holds
+    # the lock of its connection pool waits for that lock for ever.
+    gc.disable()
     with open(sys.argv[1], encoding="utf-8") as file:
         given = json.load(file)
     server = Server(given["url"], given["pictures"])

@@ -29,6 +29,8 @@ class FakeVectorRunner:
     def __init__(self) -> None:
         self.now = 0.0
         self.slices: list[int] = []
+        self.dead = False  # also a trial fails
+        self.trials = 0
 
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
         if any(request.prompt[0] == 13 for request in batch.requests):
@@ -38,6 +40,11 @@ class FakeVectorRunner:
         self.now += self.slices[-1] / 1000
         batch.computed = stop
         return [b"v"] * len(batch.requests) if stop == batch.length else None
+
+    def compute_trial(self) -> None:
+        self.trials += 1
+        if self.dead:
+            raise ValueError("bad text")
 
     def close(self) -> None: ...
 
@@ -100,8 +107,19 @@ def test_a_text_that_fails_harms_no_other() -> None:
     assert ended == {"a": FinishReason.STOP, "b": FinishReason.ERROR, "c": FinishReason.STOP}
 
 
-def test_many_failures_stop_the_engine() -> None:
-    steps = make_steps(FakeVectorRunner(), max_errors=2)
+def test_texts_that_fail_do_not_stop_the_engine() -> None:
+    runner = FakeVectorRunner()
+    steps = make_steps(runner, max_errors=2)
+    for at in range(5):
+        steps.add(make_request(f"bad{at}", 5, 13))
+        assert steps.step()[0].finish is FinishReason.ERROR
+    assert runner.trials == 2
+
+
+def test_a_device_that_is_gone_stops_the_engine() -> None:
+    runner = FakeVectorRunner()
+    runner.dead = True
+    steps = make_steps(runner, max_errors=2)
     steps.add(make_request("a", 5, 13))
     assert steps.step()[0].finish is FinishReason.ERROR
     steps.add(make_request("b", 5, 13))

@@ -27,9 +27,12 @@ class FakeState:
 
 
 class FakeRunner:
-    """A recording's samples are its name and how many tries it takes; tries of "bad" raise."""
+    """A recording's samples are its name and how many tries it takes; tries of "bad" raise. `dead`: also a
+    trial does."""
 
-    def __init__(self) -> None:
+    def __init__(self, dead: bool = False) -> None:
+        self.dead = dead
+        self.trials = 0
         self.tries: list[str] = []
         self.closed = False
 
@@ -44,12 +47,17 @@ class FakeRunner:
         segment = TranscriptSegment(0, 0.0, 1.0, state.name, (7, 8), 0.0, None, None, None)
         return Transcript(f"{state.name}{state.left}", "en", (segment,))
 
+    def compute_trial(self) -> None:
+        self.trials += 1
+        if self.dead:
+            raise ArithmeticError("no")
+
     def close(self) -> None:
         self.closed = True
 
 
-def make(max_queue: int = 9, max_errors: int = 2) -> TranscriptionSteps:
-    return TranscriptionSteps(FakeRunner(), max_queue, max_errors)  # type: ignore[arg-type]
+def make(max_queue: int = 9, max_errors: int = 2, dead: bool = False) -> TranscriptionSteps:
+    return TranscriptionSteps(FakeRunner(dead), max_queue, max_errors)  # type: ignore[arg-type]
 
 
 def add(steps: TranscriptionSteps, name: str, tries: int, background: bool = False) -> None:
@@ -120,8 +128,17 @@ def test_a_failure_is_of_its_recording_alone() -> None:
     assert isinstance(events["bad"].error, InternalError)
 
 
-def test_failures_in_a_row_stop_the_engine() -> None:
+def test_recordings_that_fail_do_not_stop_the_engine() -> None:
     steps = make(max_errors=2)
+    for _ in range(5):
+        add(steps, "bad", 1)
+        (event,) = run(steps)
+        assert event.finish is FinishReason.ERROR
+    assert steps.runner.trials == 2  # type: ignore[attr-defined]
+
+
+def test_a_device_that_is_gone_stops_the_engine() -> None:
+    steps = make(max_errors=2, dead=True)
     add(steps, "bad", 1)
     run(steps)
     add(steps, "bad", 1)

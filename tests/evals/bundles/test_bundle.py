@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from mlxrun.config.settings import ModelSettings
+from mlxrun.config.settings import EngineSettings, ModelSettings
 from mlxrun.core.errors import JobError
 from mlxrun.evals.bundles.archive import read_sums, write_archive
 from mlxrun.evals.bundles.bundle import _get_name, is_bundle, open_bundle, write_bundle
+from mlxrun.evals.bundles.readme import render_readme
 from mlxrun.evals.replay import rebuild_config, run_lines_again
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.agent_bench import (
@@ -53,6 +54,16 @@ def list_names(path: Path) -> set[str]:
     with open_bundle(path) as runs:
         top = next(each for each in runs[0].paths.out.parents if (each / "README.md").exists())
         return {str(each.relative_to(top)) for each in top.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+async def test_the_readme_promises_equal_bytes_of_reproducible_runs_only(tmp_path: Path, exact: bool) -> None:
+    bench = Bench(write_job(tmp_path, chats(2)))
+    bench.config = replace(bench.config, engine=EngineSettings(reproducible=exact))
+    await bench.run()
+    text = render_readme("x", [RunFolder.open(bench.job)])
+    assert ("To repeat them, byte for byte:" in text) is exact and f"| {'yes' if exact else 'no'} |" in text
+    assert ("Runs that are not reproducible" in text) is not exact
 
 
 async def test_everything_of_a_run_is_where_it_was(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.pairing import PairingRules
+from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.statistics import compare_scores
 from mlxrun.evals.suites.seed_pool import SeedPool
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
+from tests.helpers.report_jobs import write_suite
 
 
 def read_scores(job: Path) -> dict[str, float]:
@@ -111,6 +113,38 @@ async def test_failed_lines_score_0_and_are_counted(tmp_path: Path) -> None:
     )
     [found] = compare_paths(first, second).comparisons
     assert found.total.failed == 1 and [(flip.id, flip.second) for flip in found.worse] == [("b", 0)]
+
+
+async def test_runs_of_which_all_lines_failed_are_not_compared(tmp_path: Path) -> None:
+    """As shares of 0 they would be the same, and equivalent; in a suite, other cells are compared."""
+    refused = [chat(f"q{at}", "axe", HAS_X, max_tokens=-1) for at in range(4)]
+    for side in ("first", "second"):
+        await run_lines(tmp_path / side / "s.out" / "m" / "x" / "seed-1", refused)
+    jobs = [tmp_path / side / "s.out" / "m" / "x" / "seed-1" / "job.jsonl" for side in ("first", "second")]
+    with pytest.raises(JobError, match=r"job.out.jsonl: nothing to compare: all lines of every run failed"):
+        compare_paths(*jobs, margin=2)
+    good = [chat(f"q{at}", "axe", HAS_X) for at in range(4)]
+    for side in ("first", "second"):
+        await run_lines(tmp_path / side / "s.out" / "m" / "y" / "seed-1", good)
+        write_suite(tmp_path / side / "s.out")
+    found = compare_paths(*(tmp_path / side / "s.out" for side in ("first", "second")))
+    assert [each.cell.name for each in found.comparisons] == ["m/y"]
+    assert found.unscored == found.describe()["unscored"] == ["m/x"]
+    difference = describe_difference([tmp_path / side / "s.out" for side in ("first", "second")])
+    assert difference is not None and "Without a score on either side: m/x" in difference.notes
+
+
+async def test_a_side_that_failed_scores_0_beside_one_with_scores(tmp_path: Path) -> None:
+    """Also where the other side has only scores of 0."""
+    never = {"expected": "xyzzy", "match": "contains"}
+    jobs = [
+        await run_lines(
+            tmp_path / str(most), [chat(f"q{at}", "no", never, max_tokens=most) for at in range(4)]
+        )
+        for most in (5, -1)
+    ]
+    [found] = compare_paths(*jobs).comparisons
+    assert found.is_scored and found.total.failed == 4 and found.total.result.difference == 0
 
 
 async def test_runs_without_scores_are_refused(tmp_path: Path) -> None:

@@ -112,6 +112,17 @@ async def test_a_run_without_any_score_in_a_unit_is_not_compared(
         rank_sides(open_sides([good.parent, failed.parent]))
 
 
+async def test_no_line_with_a_score_is_nothing_to_compare(measure: Callable[..., Any]) -> None:
+    """Which unit the scores would have is not known, so that they would be shares of 0."""
+    jobs = [
+        await measure(name, lambda size: 2.0, [line | {"max_tokens": 9} for line in LINES]) for name in "abc"
+    ]
+    with pytest.raises(JobError, match="nothing to compare: all lines of every run failed"):
+        compare_paths(*jobs[:2])
+    with pytest.raises(JobError, match="nothing to compare: all lines of every run failed"):
+        rank_sides(open_sides([job.parent for job in jobs]))
+
+
 async def test_a_unit_is_known_though_all_lines_with_it_failed_on_a_side(measure: Callable[..., Any]) -> None:
     plain = {"id": "p", "prompt": "Hello", "max_tokens": 4, "eval": {"expected": "x", "match": "contains"}}
     first = await measure("a", lambda size: 2.0, [*LINES, plain])

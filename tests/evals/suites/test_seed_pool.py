@@ -15,6 +15,7 @@ from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.evals.suites.seed_pool import SeedPool, pool_seeds
 from mlxrun.evals.suites.suite_manifest import format_pool, update_cell_scores
+from mlxrun.jobs.lines.job_file import RawLine, parse_line
 from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.intervals import ScoreMean
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
@@ -178,6 +179,27 @@ def test_scores_with_a_unit_are_pooled_by_question() -> None:
     assert found["interval"] == pytest.approx([wanted.low, wanted.high])
     low, high = wanted
     assert format_pool(found) == f"2.500 s [{low:.3f}, {high:.3f}] (seeds ± 0.707)"
+
+
+@pytest.mark.parametrize(
+    ("options", "answers", "majority"),
+    [
+        ({"ignore_case": True}, [("Paris", 1), ("PARIS", 1), ("Rome", 0), ("Rome", 0), ("paris", 1)], 1),
+        ({}, [("Paris", 1), ("PARIS", 0), ("Rome", 0), ("Rome", 0), ("paris", 0)], 0),
+        ({}, [("caf\u00e9", 1), ("cafe\u0301", 1), ("Rome", 0), ("Rome", 0), ("caf\u00e9", 1)], 1),
+    ],
+)
+def test_answers_that_are_compared_as_equal_vote_together(
+    options: dict[str, Any], answers: list[tuple[str, int]], majority: int
+) -> None:
+    """As in the metrics of one run: by `ignore_case`, and in Unicode's composed form."""
+    given = {"id": "q", "prompt": "x", "eval": {"expected": answers[0][0], **options}}
+    line = parse_line(RawLine(1, 0, json.dumps(given).encode()))
+    pool = SeedPool(means=[0.0] * len(answers))
+    for extracted, score in answers:
+        result = {"score": score, "match": "exact", "extracted": extracted}
+        pool._add_line(RunLine("q", 0, line, {"custom_id": "q", "error": None, "eval": result}))
+    assert pool.describe()["scores"]["majority"] == majority
 
 
 @pytest.mark.parametrize("failed", [0, 2])

@@ -87,6 +87,18 @@ def test_it_is_the_librarys_transcript(runner: WhisperRunner, seconds: float, wo
     same(mine, generate(runner, samples, word_timestamps=words))
 
 
+def test_a_trial_computes_without_a_recording_and_raises_what_the_model_raises(folder: Path) -> None:
+    runner = load(folder, "float16")
+    runner.compute_trial()
+
+    def fail(*rest: object) -> mx.array:
+        raise RuntimeError("the device is gone")
+
+    runner._model.encoder = fail
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        runner.compute_trial()
+
+
 def test_windows_that_come_out_badly_are_tried_again(tmp_path: Path) -> None:
     runner = load(write_whisper(tmp_path / "unsure", sharpness=0.5))
     samples = make_speech(3)

@@ -9,8 +9,11 @@ import pytest
 
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RateLimited
+from mlxrun.server.endpoints import openai
+from mlxrun.server.endpoints.admin import WARM_PATH
 from mlxrun.server.http.access import ApiKeys
 from mlxrun.server.http.key_limits import KeyLimits
+from mlxrun.server.telemetry import OPERATIONS
 from tests.helpers.engine_fakes import Clock
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Reply, Serving, make_chat_body, make_script, run_server, server_config
@@ -54,6 +57,41 @@ async def test_requests_at_once() -> None:
         gate.set()
         assert [(await task).status for task in (*running, *others)] == [200] * 5
         assert (await ask(s)).status == 200
+
+
+async def test_a_request_counts_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its prompt is prepared, and no longer if it is refused then, or its client leaves."""
+    begun, gate, prepare = list[int](), asyncio.Event(), openai.prepare_request
+
+    async def wait(*given: Any, **more: Any) -> Any:
+        begun.append(1)
+        await gate.wait()
+        return await prepare(*given, **more)
+
+    monkeypatch.setattr(openai, "prepare_request", wait)
+    async with run_server(server_config(api_keys=limit(max_concurrent=2))) as s:
+        waiting = [asyncio.create_task(ask(s, stream=stream)) for stream in (False, True)]
+        await until(lambda: len(begun) == 2)
+        assert len(s.live) == 0
+        check_refusal(await ask(s), "2 requests of the API key 'ann' are running (max_concurrent)", 1)
+        waiting.pop().cancel()
+        await until(lambda: len(s.active) == 1)
+        waiting.append(asyncio.create_task(ask(s, temperature=-1)))
+        await until(lambda: len(begun) == 3)
+        check_refusal(await ask(s), "max_concurrent", 1)
+        gate.set()
+        assert [(await task).status for task in waiting] == [200, 400]
+        assert (await ask(s)).status == 200
+
+
+async def test_all_that_the_model_computes_counts_from_its_arrival() -> None:
+    async with run_server(server_config(api_keys=limit(max_concurrent=1))) as s:
+        with s.live.limits.accept("r", "ann"):
+            found = {
+                path: (await s.post(path, {}, x_api_key=SECRET)).status for path in {*OPERATIONS, WARM_PATH}
+            }
+            assert found == dict.fromkeys(found, 429)
+            assert (await s.post("/tokenize", {"prompt": "hi"}, x_api_key=SECRET)).status == 200
 
 
 async def test_requests_in_a_minute() -> None:

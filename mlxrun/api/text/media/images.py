@@ -166,18 +166,21 @@ class MediaLoader:
         """Load the media of a request, for use within the block. Their memory counts until its
         end.
 
-        Raises MediaError. Of several errors the first in the order of `refs` counts."""
+        Raises MediaError. Of several errors of downloads the first in the order of `refs` counts, then of
+        others."""
         if not refs:
             yield []
             return
         check_model_takes(refs, model)
         self._check_count(refs)
         has_audio = any(ref.medium is AUDIO for ref in refs)
+        own = asyncio.Semaphore(MAX_OWN_DOWNLOADS)
+        ready = await _gather(self._download(ref, own) for ref in refs)  # before any sound takes its turn
         async with AsyncExitStack() as held:
             # Audio is decoded to know its length: few requests wait for memory with samples.
             async with self._hearing if has_audio else nullcontext():
-                turns, own = SoundTurns(self._memory_bytes), asyncio.Semaphore(MAX_OWN_DOWNLOADS)
-                read = await _gather(self._read_image(ref, model, turns, own) for ref in refs)
+                turns = SoundTurns(self._memory_bytes)
+                read = await _gather(self._read_image(ref, model, turns, ready.pop(0)) for ref in refs)
                 headers = [header for _, header in read]
                 is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
                 side = await IMAGES.run(find_image_side, model) if is_large else None
@@ -208,13 +211,22 @@ class MediaLoader:
                 text = f"{len(found)} {name} are more than {most.name} ({most.size})"
                 raise _make_error(found[most.size], text)
 
+    async def _download(self, ref: MediaRef, own_downloads: asyncio.Semaphore) -> bytes | None:
+        """Download a medium; None for one that is here already."""
+        if isinstance(ref, PageRef) or not self.sources.is_remote(ref.url):
+            return None
+        with name_errors(ref):
+            return await self.read(ref.url, ref.medium, own_downloads)
+
     async def _read_image(
-        self, ref: MediaRef, model: ModelInfo, turns: SoundTurns, own_downloads: asyncio.Semaphore
+        self, ref: MediaRef, model: ModelInfo, turns: SoundTurns, data: bytes | None
     ) -> tuple[bytes, Header]:
+        """The bytes of a medium, and what they begin with. `data`: its bytes if they were downloaded."""
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with name_errors(ref):
-            data = await self.read(ref.url, ref.medium, own_downloads)
+            if data is None:
+                data = await self.read(ref.url, ref.medium)
             if ref.medium is VIDEO and model.video_sampling is not None:
                 return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
             if ref.medium is AUDIO and model.audio_sampling is not None:

@@ -232,6 +232,8 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
         print_summary(found.comparisons, console)
     if found.left_out:
         print_line(f"left out, as only one side has them: {', '.join(found.left_out)}")
+    if found.unscored:
+        print_line(f"left out, as no line has a score on either side: {', '.join(found.unscored)}")
 
 
 def _write_json(content: Mapping[str, Any], path: Path | None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxrun.api.text.media import images
+from mlxrun.api.text.media import images, media_sources
 from mlxrun.api.text.media.audio_process import KEPT_BYTES, DecodedAudio
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.media.media_kinds import AUDIO, MediaRef
@@ -109,6 +109,32 @@ async def test_few_requests_wait_for_memory_with_samples(monkeypatch: pytest.Mon
     done.set()
     await asyncio.gather(*tasks)
     assert len(decoded) == 9
+
+
+async def test_slow_downloads_do_not_hold_up_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many requests download as may decode at a time, and one of them has a sound here."""
+    end, running = asyncio.Event(), list[str]()
+
+    async def fetch(url: str, *_: Any) -> bytes:
+        running.append(url)
+        await end.wait()
+        return make_audio("wav", 0.5, 8_000)
+
+    monkeypatch.setattr(media_sources, "fetch_media", fetch)
+    loader = MediaLoader(MediaSettings(allow_urls=True), None, parallel=2)
+
+    async def request(*refs: MediaRef) -> int:
+        async with loader.load_images(refs, MODEL) as found:
+            return len(found)
+
+    slow = [MediaRef(f"https://example.com/{at}.wav", "p", AUDIO) for at in range(3)]
+    tasks = [asyncio.create_task(request(*refs)) for refs in ((slow[0], MEMO), (slow[1],), (slow[2],))]
+    await until(lambda: len(running) == 3)
+    async with asyncio.timeout(60):
+        assert await request(MEMO) == 1
+    assert not any(task.done() for task in tasks)
+    end.set()
+    assert await asyncio.gather(*tasks) == [2, 1, 1]
 
 
 async def test_many_sounds_of_a_request_let_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from mlxrun.core.errors import ConfigError, JobError
-from mlxrun.jobs.run.remote_job import RemoteFile, is_url
+from mlxrun.jobs.run.remote_file import RemoteFile, is_url
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -38,6 +38,8 @@ def test_a_file_is_replaced_and_read(url: str, tmp_path: Path) -> None:
     assert file.read_stamp() == stamps[1]
     file.find_sibling("run/b").upload(local)
     assert RemoteFile(url.replace("a.jsonl", "run/b")).read_stamp() is not None
+    file.find_sibling("a.mark").write(b"here")
+    assert sorted(file.list_siblings("a")) == ["a.jsonl", "a.mark"] and file.list_siblings("x") == []
     file.remove()
     file.remove()
     assert file.read_stamp() is None
