@@ -75,9 +75,9 @@ def _prepare(model_info: Any, config: Config, system: str, image: str, question:
 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
-    body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
+    body = {"messages": messages, "max_tokens": LEAST_OUTPUT, "seed": 0}
     context = ApiContext(model_info, config, MediaLoader(config.media, None))
-    prepared = asyncio.run(prepare_request("/v1/chat/completions", body, context, default_seed=0))
+    prepared = asyncio.run(prepare_request("/v1/chat/completions", body, context))
     (request,) = prepared.requests
     if not request.image_spans:
         raise MlxrunError("bench: the model's processor made no image tokens")

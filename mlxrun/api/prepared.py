@@ -66,6 +66,11 @@ class PreparedRequest:
         return ContinuationParser(make, self.continuation) if self.continuation else make()
 
     @property
+    def name(self) -> str:
+        """The common part of the ids of `requests`."""
+        return self.requests[0].id.rpartition("-")[0]
+
+    @property
     def has_logprobs(self) -> bool:
         return self.requests[0].params.logprobs is not None
 

@@ -136,9 +136,9 @@ def compute_max_tokens(
     return most
 
 
-def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) -> int:
-    """Return the body's seed, else the config's, else `default`, folded to 64 bits; else a random one."""
-    for seed in (body.get("seed"), config.sampling.seed, default):
+def choose_seed(body: Mapping[str, Any], config: Config) -> int:
+    """Return the body's seed, else the config's, folded to 64 bits; else a random one."""
+    for seed in (body.get("seed"), config.sampling.seed):
         if seed is not None:
             return int(seed) & _MASK
     return secrets.randbits(53)  # exact as a double, so that JavaScript clients can send it back

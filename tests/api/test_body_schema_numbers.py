@@ -219,9 +219,9 @@ def test_lines_of_jobs_and_token_counts() -> None:
 
     async def run(body: dict[str, Any]) -> Any:
         context = anthropic_api.context(MODEL_INFO, CONFIG)
-        return await prepare_request(CHAT, body, context, default_seed=3, default_max_tokens=9)
+        return await prepare_request(CHAT, body, context, default_max_tokens=9)
 
-    line = {"messages": CHAT_BODY["messages"]}
+    line = {"messages": CHAT_BODY["messages"], "seed": 3}
     one, other = (asyncio.run(run({**line, "n": n, "max_tokens": 2 * n})) for n in (2, 2.0))
     assert repr(describe(one)) == repr(describe(other))
     assert TOKENIZE.check({"prompt": "x", "add_special_tokens": True})

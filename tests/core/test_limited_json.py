@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from mlxrun.core.limited_json import MAX_DEPTH, NestedTooDeeply, check_depth, is_nested_deeper, load_json
+from mlxrun.core.limited_json import (
+    MAX_DEPTH,
+    STRICT,
+    NestedTooDeeply,
+    NotStrict,
+    check_depth,
+    is_nested_deeper,
+    load_json,
+)
 
 
 def nest(levels: int, start: str = "[", end: str = "]") -> str:
@@ -47,3 +55,17 @@ def test_levels_are_counted() -> None:
     ]
     assert is_nested_deeper([], 0) and not is_nested_deeper(1, 0)
     check_depth([[1], {"a": [2]}])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ("[-Infinity]", "-Infinity is not a JSON number"),
+        ("[1e400]", "the number 1e400 is too large"),
+        ('{"a": {"b": 1, "b": 1}}', "the key 'b' occurs twice in one object"),
+    ],
+)
+def test_what_only_python_reads_is_not_strict(text: str, message: str) -> None:
+    with pytest.raises(NotStrict, match=f"^{message}$"):
+        load_json(text, **STRICT)

@@ -301,7 +301,8 @@ async def _mini(request: web.Request) -> web.StreamResponse:
         if not prepared.stream:
             choices = await collect_choices(live)
             return json_response({"id": live.id, "texts": [choice.content for choice in choices]})
-        async with open_stream(request, live) as stream:
+        async with open_stream(request) as stream:
+            stream.live = live
             try:
                 async with aclosing(stream_deltas(live)) as events:
                     async for choice, deltas in events:

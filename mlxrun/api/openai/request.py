@@ -72,12 +72,11 @@ async def prepare_request(
     body: Mapping[str, Any],
     context: ApiContext,
     *,
-    default_seed: int | None = None,
     default_max_tokens: int | None = None,
     stream: bool = False,
 ) -> PreparedRequest:
-    """Check a body and build its Requests. The defaults count where neither the body nor the config sets a
-    value. `stream`: whether the caller can stream. RequestError if the body is refused."""
+    """Check a body and build its Requests. `default_max_tokens`: where neither the body nor the config sets a
+    maximum; `stream`: whether the caller can stream. RequestError if the body is refused."""
     kind = URLS.get(url)
     if kind is None:
         reject_choice("url", url, URLS)
@@ -88,7 +87,7 @@ async def prepare_request(
     logprobs = read_chat_logprobs(given) if kind == "chat" else given.get("logprobs")
     params = build_sampling_params(given, model_info, config, logprobs)
     stops = read_stop_strings(given.get("stop"))
-    seed = choose_seed(given, config, default_seed)
+    seed = choose_seed(given, config)
     tools = read_offered_tools(given) if kind == "chat" else []
     prompts = await _prepare_prompts(kind, given, tools, context)
     formats = context.formats if kind == "chat" else ModelFormats()

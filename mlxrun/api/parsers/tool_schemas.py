@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxrun.core.field_errors import get_json_type
-from mlxrun.core.limited_json import check_depth, load_json
+from mlxrun.core.limited_json import check_depth, load_json, refuse_constant
 
 _ALIASES = {
     "str": "string",
@@ -284,15 +284,11 @@ def _encode_container(text: str, schema: ValueSchema) -> str | None:
 
 
 def _parse_json(text: str) -> Any:
-    return load_json(text, strict=False, parse_constant=_reject_constant)
+    return load_json(text, strict=False, parse_constant=refuse_constant)
 
 
 def _parse_escaped(text: str) -> Any:
     return _parse_json(_parse_json(f'"{text}"'))
-
-
-def _reject_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
 
 
 def _match_option(text: str, schema: ValueSchema) -> str | None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any
 
 from mlxrun.api.text.call_ids import fit_call_ids
 from mlxrun.api.text.ignored_fields import log_ignored, select_known
@@ -27,7 +27,7 @@ from mlxrun.core.field_errors import (
     reject_choice,
     reject_unsupported,
 )
-from mlxrun.core.limited_json import load_json
+from mlxrun.core.limited_json import load_json, refuse_constant
 
 Message = dict[str, Any]
 
@@ -219,7 +219,7 @@ class _MessageReader:
             arguments: dict[str, Any] = check_type(value, dict, param)
             return json.dumps(arguments, ensure_ascii=False) if as_text else arguments
         try:
-            parsed = load_json(value, parse_constant=_reject_constant)
+            parsed = load_json(value, parse_constant=refuse_constant)
         except ValueError:
             parsed = None
         if isinstance(parsed, dict):
@@ -293,7 +293,3 @@ def _read_role(message: Message, param: str) -> str:
     if role not in ROLES:
         reject_choice(param, role, ROLES)
     return "system" if role == "developer" else role
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

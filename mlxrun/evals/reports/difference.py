@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.compared_group import ComparedGroup
-from mlxrun.evals.comparisons.comparison import Comparison, ComparisonSet, compare_paths
-from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
+from mlxrun.evals.comparisons.comparison import ComparisonSet, compare_paths
+from mlxrun.evals.comparisons.comparison_table import describe_lines, describe_p, format_p
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import style_numbers
@@ -128,21 +128,10 @@ def _state_result(found: ComparisonSet) -> str:
 def _list_notes(found: ComparisonSet) -> Iterator[str]:
     for comparison in found.comparisons:
         name = f"{comparison.cell.name}: " if comparison.cell.name else ""
-        yield from (f"{name}{phrase}" for phrase in _list_left_out(comparison))
+        yield from (f"{name}{phrase}" for phrase in describe_lines(comparison))
         if len(found.comparisons) == 1 and comparison.differences:
             yield "What differs beside the answers: " + "; ".join(comparison.differences).replace("`", "")
     if found.left_out:
         yield f"Only on one side: {', '.join(found.left_out)}"
     if found.unscored:
         yield f"Without a score on either side: {', '.join(found.unscored)}"
-
-
-def _list_left_out(comparison: Comparison) -> Iterator[str]:
-    phrases = list(comparison.left_out.describe("the first", "the second"))
-    if phrases:
-        yield f"Not compared: {'; '.join(phrases)}"
-    if comparison.unscored:
-        yield f"Not compared: {pluralize(comparison.unscored, 'line')} without a score"
-    if comparison.unknown:
-        lines = pluralize(comparison.unknown, "line")
-        yield f"The prompts of {lines} are not known, as a job file has changed"

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.field_errors import find_closest
-from mlxrun.core.limited_json import LongNumber, NestedTooDeeply, load_json
+from mlxrun.core.limited_json import STRICT, LongNumber, NestedTooDeeply, NotStrict, load_json
 from mlxrun.core.text_files import check_encoding, is_stream, open_regular
 from mlxrun.jobs.agents.agent_settings import CHAT, check_agent_line
 from mlxrun.jobs.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
@@ -184,8 +184,7 @@ def _decode(raw: RawLine) -> Any:
         byte = raw.data[error.start]
         raise _LineError(f"not UTF-8: byte 0x{byte:02x} at byte {error.start + 1}") from error
     try:
-        hooks = {"parse_constant": _refuse_constant, "parse_float": _parse_float}
-        value = load_json(text, **hooks, object_pairs_hook=_check_unique)
+        value = load_json(text, **STRICT)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -195,7 +194,7 @@ def _decode(raw: RawLine) -> Any:
         raise _LineError(f"not JSON: {reason} at column {error.pos + 1}") from error
     except (NestedTooDeeply, LongNumber) as error:
         raise _LineError(f"not JSON that can be read: {error}") from error
-    except ValueError as error:  # our own hooks
+    except NotStrict as error:
         raise _LineError(f"not JSON: {error}") from error
     return value
 
@@ -210,30 +209,10 @@ def _decode_loosely(raw: RawLine) -> Any:
         return None
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _parse_float(text: str) -> float:
-    found = _parse_finite(text)
-    if found is None:
-        raise ValueError(f"{text[:60]} is too large a number")
-    return found
-
-
 def _parse_finite(text: str) -> float | None:
     """None for a number that would become infinite, which no JSON has."""
     found = float(text)
     return found if math.isfinite(found) else None
-
-
-def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in found if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} is given twice in one object")
-    return found
 
 
 def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:

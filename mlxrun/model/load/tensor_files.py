@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.limited_json import load_json
+from mlxrun.core.limited_json import load_json, make_object
 from mlxrun.model.load.model_files import check_plain_file, list_weight_files, read_json
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
@@ -52,7 +52,7 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
             length = int.from_bytes(file.read(8), "little")
             if length > min(size - 8, _MAX_HEADER):
                 raise ValueError(f"its header would have {length} bytes")
-            found = load_json(file.read(length), object_pairs_hook=_refuse_twins)
+            found = load_json(file.read(length), object_pairs_hook=make_object)
         if not isinstance(found, dict):
             raise ValueError("its header is not a JSON object")
         entries = {name: _read_entry(name, value) for name, value in found.items() if name != _METADATA}
@@ -76,16 +76,6 @@ def read_tensors(path: Path) -> dict[str, mx.array]:
         found: dict[str, mx.array] = mx.load(str(path))
     except RuntimeError as error:
         raise ModelLoadError(f"{path}: it is damaged, perhaps an incomplete download: {error}") from error
-    return found
-
-
-def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. ValueError if a name occurs twice in it, of which readers would take either."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"it has {name!r:.100} twice")
-        found[name] = value
     return found
 
 

@@ -20,7 +20,7 @@ from mlxrun.api.anthropic.response import MAX_REQUESTS, check_request
 from mlxrun.api.anthropic.tagged_schema import EXTRA
 from mlxrun.core.errors import BodyTooLarge, RequestError
 from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, shorten
-from mlxrun.core.limited_json import NestedTooDeeply, check_depth
+from mlxrun.core.limited_json import NestedTooDeeply, NotStrict, check_depth
 from mlxrun.server.batches.storage import Storage, Upload
 from mlxrun.server.http.json_bodies import (
     DECODER,
@@ -111,6 +111,8 @@ class RequestLines:
                 break  # it is not complete, or an error at the end
             except (RecursionError, NestedTooDeeply) as error:
                 raise RequestError(f"the body is {NestedTooDeeply()}", code="invalid_json") from error
+            except NotStrict as error:
+                raise RequestError(str(error), code="invalid_json") from error
             except ValueError as error:
                 raise RequestError(LONG_NUMBER, code="invalid_json") from error
             yield request

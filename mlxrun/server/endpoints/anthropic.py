@@ -48,8 +48,7 @@ async def _prepare(request: web.Request, body: Any) -> tuple[PreparedRequest, Me
     message = await prepare_message(
         body, request.app[ENGINE].context, interleaved="interleaved-thinking" in betas
     )
-    name = message.prepared.requests[0].id.rpartition("-")[0]
-    return message.prepared, MessageWriter(message, f"msg_{name}")
+    return message.prepared, MessageWriter(message, f"msg_{message.prepared.name}")
 
 
 async def _stream(request: web.Request, body: Any) -> web.StreamResponse:

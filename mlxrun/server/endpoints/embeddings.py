@@ -42,8 +42,7 @@ async def create_vectors(request: web.Request) -> web.Response:
     pooling = await prepare_pooling(url, body, app[ENGINE].context)
     with app[LIVE_REQUESTS].open(request, "embeddings", pooling.prepared) as live:
         vectors = await collect_vectors(live)
-    name = pooling.prepared.requests[0].id.rpartition("-")[0]
-    return await asyncio.to_thread(lambda: json_response(pooling.build(vectors, name)))
+    return await asyncio.to_thread(lambda: json_response(pooling.build(vectors, pooling.prepared.name)))
 
 
 async def collect_vectors(live: LiveRequest) -> list[bytes]:

@@ -39,7 +39,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     prepared = await _prepare(request, body)
     with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as live:
         choices = await collect_choices(live)
-    made = (prepared, choices, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+    made = (prepared, choices, prepared.name, int(time.time()), _make_fingerprint(request))
     if prepared.requests[0].params.prompt_logprobs is None:
         return json_response(build_response(*made))
     # The logprobs of a long prompt are a large object, which takes seconds to build and encode.
@@ -59,7 +59,7 @@ async def _stream(request: web.Request, body: Any) -> web.StreamResponse:
     """After an error there is no [DONE]."""
     async with open_stream(request) as events:
         prepared = await _prepare(request, body)
-        chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+        chunks = ChunkWriter(prepared, prepared.name, int(time.time()), _make_fingerprint(request))
         with request.app[LIVE_REQUESTS].open(request, NAME, prepared) as events.live:
             async with aclosing(stream_deltas(events.live)) as stream:
                 async for choice, deltas in stream:
@@ -73,11 +73,6 @@ async def _stream(request: web.Request, body: Any) -> web.StreamResponse:
 
 def _make_fingerprint(request: web.Request) -> str:
     return f"fp_{request.app[CONFIG_HASH][:10]}"
-
-
-def _get_id(prepared: PreparedRequest) -> str:
-    """The common part of the ids of the engine's requests."""
-    return prepared.requests[0].id.rpartition("-")[0]
 
 
 async def list_models(request: web.Request) -> web.Response:

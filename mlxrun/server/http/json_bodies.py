@@ -9,8 +9,6 @@ import asyncio
 import codecs
 import json
 import logging
-import math
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -20,7 +18,7 @@ from aiohttp import web
 from mlxrun.api.prepared import check_message_counts
 from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut, WrongContentType
 from mlxrun.core.field_errors import UNKNOWN, check_type, reject, shorten
-from mlxrun.core.limited_json import NestedTooDeeply, load_json
+from mlxrun.core.limited_json import STRICT, NestedTooDeeply, NotStrict, load_json
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG, SAFE_METHODS, request_id
 
@@ -146,9 +144,11 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
     try:
-        return load_json(text, **_HOOKS)
+        return load_json(text, **STRICT)
     except NestedTooDeeply as error:
         raise RequestError(f"the body is {error}", code="invalid_json") from error
+    except NotStrict as error:
+        raise RequestError(str(error), code="invalid_json") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise RequestError(f"the body is not JSON: {error.msg} at {where}", code="invalid_json") from error
@@ -184,29 +184,4 @@ def _count_values(raw: bytes) -> tuple[int, int]:
     return raw.count(b":") + raw.count(b"[") + raw.count(b"{"), raw.count(b",") + 1
 
 
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise RequestError(f"the key {twice[:80]!r} occurs twice in one object", code="invalid_json")
-    return found
-
-
-def _refuse_constant(name: str) -> float:
-    raise RequestError(f"{name} is not a JSON number", code="invalid_json")
-
-
-def _parse_float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise RequestError(f"the number {text[:40]} is too large", code="invalid_json")
-    return value
-
-
-# Parses strict JSON: RequestError for what only Python accepts.
-_HOOKS: dict[str, Any] = {
-    "object_pairs_hook": _make_object,
-    "parse_constant": _refuse_constant,
-    "parse_float": _parse_float,
-}
-DECODER = json.JSONDecoder(**_HOOKS)
+DECODER = json.JSONDecoder(**STRICT)

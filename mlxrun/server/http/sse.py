@@ -46,12 +46,10 @@ class EventStream:
 
     content_type = "text/event-stream; charset=utf-8"
 
-    def __init__(
-        self, request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
-    ) -> None:
+    def __init__(self, request: web.Request, *, ping: MakePing | None = None) -> None:
         self.response = web.StreamResponse(headers={**_HEADERS, "Content-Type": self.content_type})
         self._request = request
-        self.live = live
+        self.live: LiveRequest | None = None
         self.ping = ping
         self._clock = request.app[ENGINE].clock
         self._has_events = False  # beside pings
@@ -142,14 +140,13 @@ class LineStream(EventStream):
 @asynccontextmanager
 async def open_stream(
     request: web.Request,
-    live: LiveRequest | None = None,
     *,
     ping: MakePing | None = None,
     kind: type[EventStream] = EventStream,
 ) -> AsyncIterator[EventStream]:
     """Open a stream. It is kept alive within the block, and ended after it unless the block raises. An error
     before the first event has its own status; a later one becomes the last event (`Surface.error_event`)."""
-    stream = kind(request, live, ping=ping)
+    stream = kind(request, ping=ping)
     keep_alive = asyncio.create_task(stream.keep_alive())
     try:
         yield stream

@@ -26,6 +26,17 @@ async def test_two_runs(tmp_path: Path) -> None:
     assert "<svg" in found.axis and "<svg" in total.plot
 
 
+async def test_failed_lines_are_named_as_by_compare(tmp_path: Path) -> None:
+    lines = chats(8)
+    refused = [line | {"body": line["body"] | {"max_tokens": 10**9}} for line in lines[:1]] + lines[1:]
+    runs = [
+        (await run_lines(tmp_path / name, each)).paths.out for name, each in (("a", refused), ("b", lines))
+    ]
+    found = describe_difference(runs)
+    assert found is not None
+    assert "1 line failed in the first run, and scored 0" in found.notes
+
+
 async def test_flips_are_counted(tmp_path: Path) -> None:
     first = (await run_lines(tmp_path / "a", chats(8))).paths.out
     changed = await run_other_answers(tmp_path / "b", chats(8), {"line-1", "line-3"})

@@ -62,7 +62,10 @@ BAD_HEADERS: dict[str, tuple[Any, str]] = {
     "truth": ({"a": entry(0, 8, (True, 2)), "b": entry(8, 16)}, "'a' has no type, shape and place"),
     "list": ([1], "its header is not a JSON object"),
     "number": ({"a": 1}, "'a' has no type, shape and place"),
-    "same name": (b'{"a":' + json.dumps(entry(0, 16, (4,))).encode() + b',"a":1}', "it has 'a' twice"),
+    "same name": (
+        b'{"a":' + json.dumps(entry(0, 16, (4,))).encode() + b',"a":1}',
+        "the key 'a' occurs twice",
+    ),
     "deep": (b'{"a":' + b"[" * 100_000, "nested too deeply"),
 }
 

@@ -103,8 +103,8 @@ async def test_keep_alive_comments_show_the_progress() -> None:
 async def test_a_surface_can_send_its_own_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, original = asyncio.Event(), sse.EventStream.__init__
 
-    def init(self: Any, request: Any, live: Any, **_: Any) -> None:
-        original(self, request, live, ping=lambda: ("ping", {"type": "ping"}))
+    def init(self: Any, request: Any, **_: Any) -> None:
+        original(self, request, ping=lambda: ("ping", {"type": "ping"}))
 
     monkeypatch.setattr(sse.EventStream, "__init__", init)
     async with run_server(
@@ -162,7 +162,7 @@ async def test_a_stream_of_events_that_have_come_needs_no_request() -> None:
     """They are sent at once, and no comment comes between."""
 
     async def send(request: web.Request) -> web.StreamResponse:
-        async with open_stream(request, None) as stream:
+        async with open_stream(request) as stream:
             assert not stream.started
             for number in range(3):
                 await stream.send({"number": number}, "count")
@@ -178,7 +178,7 @@ async def test_a_stream_of_events_that_have_come_needs_no_request() -> None:
 
 async def test_lines_of_an_event_stay_one_event() -> None:
     async def send(request: web.Request) -> web.StreamResponse:
-        async with open_stream(request, None) as stream:
+        async with open_stream(request) as stream:
             await stream.send("a\nb")
         return stream.response
 
