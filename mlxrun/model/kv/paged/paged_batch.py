@@ -29,6 +29,7 @@ from mlxrun.model.kv.paged.paged_cache import (
     find_slots,
     make_sizes,
 )
+from mlxrun.model.kv.paged.stacked_rows import stack_rows
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import KEYED, RowView, flatten_caches, get_kind
@@ -40,31 +41,6 @@ FEW_PAGES = 64  # a pool of fewer pages is not made smaller
 FEW_ROWS, ROW_STEP = (1, 2, 4, 8), 8  # widths of a compiled forward: these, and multiples of ROW_STEP
 # Steps in the same shapes before their forward is compiled: tracing takes as long as they gain.
 COMPILE_AFTER = 4
-
-
-@dataclass(frozen=True, slots=True)
-class StackedRows:
-    """The caches of one row, or of several that were filled together, and these rows by their index in
-    them."""
-
-    layers: Sequence[Any]
-    rows: dict[int, JoiningRow]
-
-    def find_places(
-        self, table: PageTable, known: Mapping[str, int], filled: RowKeysValues
-    ) -> tuple[int, np.ndarray[Any, Any]]:
-        """The slots of all tokens from some number on, row by row. `known`: tokens of each row in pages that
-        have them already. Tokens of no joining row go to page 0. `filled`: of some layer."""
-        count, window = filled.keys.shape[0], table.window
-        if count == 1:
-            (row,) = self.rows.values()
-            first = known[row.id]
-            start = first if window is None else max(row.length - window, 0)
-            return first, table.list_slots(row.id, start, row.length)
-        slots = np.zeros((count, filled.length), np.int32)
-        for index, row in self.rows.items():
-            slots[index, known[row.id] : row.length] = table.list_slots(row.id, known[row.id], row.length)
-        return 0, slots.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +138,7 @@ class PagedDecodeBatch:
     def _add_rows(self, joining: Sequence[JoiningRow], coming: Sequence[tuple[int, Sequence[bytes]]]) -> None:
         """Copy rows into pages: what none of the pages has yet. `coming`: the tokens and page keys of these,
         and of rows that join later."""
-        stacks = self._stack_rows(joining)
+        stacks = stack_rows(joining, any(window is not None for window in self._windows))
         held = [[layer_caches.read_keys_values(stack.layers[i]) for i in self._keyed] for stack in stacks]
         for window, table in self._tables.items():
             self._grow(window, table.count_missing(coming), held[0])
@@ -178,19 +154,6 @@ class PagedDecodeBatch:
                 parts = zip([stack[layer] for stack in held], places, strict=True)
                 pool.write_rows([part.drop_first(first) for part, (first, _) in parts], slots)
         self._lengths |= {row.id: row.length for row in joining}
-
-    def _stack_rows(self, joining: Sequence[JoiningRow]) -> list[StackedRows]:
-        """The rows, those together that were filled together if their layers keep all tokens: one copy of
-        each layer then writes them all."""
-        stacks: dict[int, StackedRows] = {}
-        for row in joining:
-            if row.together is None or any(window is not None for window in self._windows):
-                stacks[id(row)] = StackedRows(flatten_caches(row.cache), {0: row})
-                continue
-            layers, index = flatten_caches(row.together.cache), row.together.index
-            stack = stacks.setdefault(id(row.together.cache), StackedRows(layers, {}))
-            stack.rows[index] = row
-        return list(stacks.values())
 
     def _list_pools(self, window: int | None) -> list[tuple[int, PagePool]]:
         """The pools of all layers with this window, with their numbers."""

@@ -145,7 +145,7 @@ def test_pools_of_another_size_need_no_other_kernels(tmp_path: Path) -> None:
     """Each kernel that MLX compiles takes seconds on CUDA. Python's numbers would be a part of one."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     script = [sys.executable, "-c", GROWN]
-    found = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    found = subprocess.run(script, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert found.returncode == 0, found.stderr
     (pages, files), (more_pages, same), (_, more) = (
         map(int, line.split()) for line in found.stdout.splitlines()
