@@ -35,11 +35,13 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     weights."""
     if settings.path == "embedded":
         return EMBEDDED
-    folder = Path(settings.path).expanduser()
     try:
+        folder = Path(settings.path).expanduser()
         is_file = folder.is_file()
     except OSError as error:  # the path is too long, or may not be looked at
-        raise ConfigError(f"model.path: {folder}: {error.strerror}") from error
+        raise ConfigError(f"model.path: {settings.path}: {error.strerror}") from error
+    except RuntimeError as error:  # `~` and a name that is no user's
+        raise ConfigError(f"model.path: {settings.path}: {error}") from error
     if is_file:
         if folder.suffix != GGUF:
             raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")

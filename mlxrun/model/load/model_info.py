@@ -46,7 +46,7 @@ from mlxrun.model.load.model_files import (
     read_json,
 )
 from mlxrun.model.load.processor_files import digest_processor, load_processor
-from mlxrun.model.load.tensor_files import check_shards
+from mlxrun.model.load.tensor_files import check_shards, name_file_errors
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
 from mlxrun.model.lora import check_adapter_files
@@ -126,8 +126,17 @@ def load_model_info(
     `weights`: also download them if the model comes from the hub. `announce`: log that they are about to be
     loaded; else `log_weights` does it later. `digest`: read the files for their digests now, not when one is
     first needed, perhaps on a thread that must not wait. The draft model's files are always read later.
+    ModelLoadError or ConfigError for files that cannot be used.
     """
     folder = find_model_folder(settings, weights)
+    with name_file_errors(folder):
+        return _load_folder(settings, folder, weights, announce, digest)
+
+
+def _load_folder(
+    settings: ModelSettings, folder: Path, weights: bool, announce: bool, digest: bool
+) -> LoadedModelInfo:
+    """As `load_model_info`, of the model in a folder or a GGUF file."""
     read_at = time.time()
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:

@@ -23,13 +23,13 @@ from mlx_audio.stt.models.whisper.timing import add_word_timestamps
 from mlx_audio.utils import apply_quantization, load_weights
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcription import Recording, TimedWord, Transcript, TranscriptSegment
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.loader import choose_dtype
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.tensor_files import name_file_errors
 from mlxrun.model.load.weight_check import load_checked_weights
 
 # What the library's `generate` does by default.
@@ -245,18 +245,16 @@ def _make_segment(found: Mapping[str, Any]) -> TranscriptSegment:
 def load_whisper(settings: ModelSettings, info: LoadedModelInfo) -> WhisperRunner:
     """Load a model's weights. ModelLoadError if they do not fit its config."""
     dtype = choose_dtype(settings) or mx.float16
-    try:
+    with name_file_errors(info.folder):
         model = Model(ModelConfig.from_dict(dict(info.config)), dtype)
         weights = model.sanitize(load_weights(info.folder))
         apply_quantization(model, dict(info.config), weights, None)
         wanted = dict(tree_flatten(model.parameters()))
         load_checked_weights(model, {name: weights[name] for name in wanted if name in weights}, info.folder)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise ModelLoadError(f"{info.folder}: the model cannot be loaded: {error}") from error
+        heads = read_json(info.folder / "generation_config.json").get("alignment_heads")
+        if heads:
+            model.set_alignment_heads(heads)
     model.eval()
     model._processor = SimpleNamespace(tokenizer=_KnownTokenizer(info.tokenizer))
-    heads = read_json(info.folder / "generation_config.json").get("alignment_heads")
-    if heads:
-        model.set_alignment_heads(heads)
     evaluate_parameters(model, info.name)
     return WhisperRunner(model)

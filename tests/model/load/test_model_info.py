@@ -232,6 +232,21 @@ def test_a_text_model_cannot_be_made_to_see(folder: Folder) -> None:
 # -- weights ----------------------------------------------------------------------------------------------
 
 
+def test_a_link_to_weights_that_are_gone_is_named(folder: Folder) -> None:
+    """As a cache whose blobs were removed has it."""
+    path = folder()
+    (path / "model-2.safetensors").symlink_to(path / "gone")
+    with pytest.raises(ModelLoadError, match=r"llama.*FileNotFoundError.*model-2\.safetensors"):
+        load_model_info(ModelSettings(path=str(path)), weights=True)
+
+
+@pytest.mark.parametrize("value", [-1, {"a": 1}, True])
+def test_a_value_that_nothing_can_be_made_of_names_the_folder(folder: Folder, value: Any) -> None:
+    path = folder(config={"architectures": value})
+    with pytest.raises(ModelLoadError, match=rf"^{path}: the model cannot be loaded: "):
+        host(path)
+
+
 def with_extra(path: Path, *names: str) -> Path:
     file = str(path / "model.safetensors")
     weights = mx.load(file)

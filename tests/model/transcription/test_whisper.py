@@ -195,6 +195,27 @@ def test_heads_that_time_words_are_those_of_the_files(folder: Path, tmp_path: Pa
     assert load(other)._model.alignment_heads.tolist() == [[0, 1]]
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("generation_config.json", "alignment_heads", [["a", "b"]]),
+        ("generation_config.json", "alignment_heads", "abc"),
+        ("config.json", "n_mels", 0),
+        ("config.json", "n_audio_state", 3),
+        ("config.json", "n_vocab", None),
+    ],
+)
+def test_a_value_that_nothing_can_be_made_of_names_the_folder(
+    folder: Path, tmp_path: Path, file: str, key: str, value: Any
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folder, bad)
+    own = json.loads((bad / file).read_text()) if (bad / file).exists() else {}
+    write_json(bad / file, own | {key: value})
+    with pytest.raises(ModelLoadError, match="bad: the model cannot be loaded: "):
+        load(bad)
+
+
 def write_quantized(folder: Path) -> None:
     write_whisper(folder, n_audio_state=64, n_text_state=64)
     model = load(folder)._model
