@@ -19,7 +19,7 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.text_files import read_text_file
 from mlxrun.model.load.gguf.header import GgufHeader
-from mlxrun.model.load.model_files import EMBEDDED, list_weight_files, read_json
+from mlxrun.model.load.model_files import EMBEDDED, list_weight_files, list_weight_indexes, read_json
 from mlxrun.model.load.tensor_files import TensorEntry, read_folder_entries
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
     ModelLoadError if they cannot be read."""
     found: set[str] = set()
     try:
-        for index in sorted(folder.glob("*.safetensors.index.json")):
+        for index in list_weight_indexes(folder):
             found |= read_json(index)["weight_map"].keys()
         found = found or {*read_folder_entries(folder)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -28,6 +28,8 @@ _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weigh
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors"]
+# Mistral's checkpoints have their weights once more under these names, which no library of MLX reads.
+UNREAD_FILES = "consolidated*"
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
@@ -91,6 +93,7 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
                 settings.path,
                 revision=settings.revision,
                 allow_patterns=patterns,
+                ignore_patterns=UNREAD_FILES,
                 local_files_only=not is_hub_reachable(),
             )
             return Path(found)
@@ -115,7 +118,16 @@ def check_small_files(folder: Path) -> None:
 
 def list_weight_files(folder: Path) -> list[Path]:
     """The files with the weights of the model in `folder`, or the GGUF file itself."""
-    return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    return [folder] if folder.is_file() else _list_read_files(folder, "*.safetensors")
+
+
+def list_weight_indexes(folder: Path) -> list[Path]:
+    """The files that say in which file each tensor of the model is."""
+    return _list_read_files(folder, "*.safetensors.index.json")
+
+
+def _list_read_files(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(pattern)) if not path.match(UNREAD_FILES)]
 
 
 def count_file_bytes(folder: Path) -> int:

@@ -37,6 +37,7 @@ from mlxrun.model.load.model_facts import (
     summarize_model,
 )
 from mlxrun.model.load.model_files import (
+    UNREAD_FILES,
     check_architecture,
     check_remote_code,
     check_small_files,
@@ -206,7 +207,8 @@ def _read_folder(settings: ModelSettings, folder: Path, weights: bool) -> tuple[
     there too."""
     if weights:
         if not list_weight_files(folder):
-            raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+            others = f", and {UNREAD_FILES} are not read" if any(folder.glob("*.safetensors")) else ""
+            raise ModelLoadError(f"no *.safetensors in {folder}{others}: the model has no weights")
         check_shards(folder)
     config = read_json(folder / "config.json")
     check_architecture(config, folder)

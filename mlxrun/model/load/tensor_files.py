@@ -20,7 +20,12 @@ import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.limited_json import load_json
-from mlxrun.model.load.model_files import check_plain_file, list_weight_files, read_json
+from mlxrun.model.load.model_files import (
+    check_plain_file,
+    list_weight_files,
+    list_weight_indexes,
+    read_json,
+)
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
 _METADATA = "__metadata__"
@@ -151,7 +156,7 @@ def _check_places(entries: Mapping[str, TensorEntry], size: int) -> None:
 def check_shards(folder: Path) -> None:
     """ModelLoadError if an index names a missing file. It is only a warning if the other files have all its
     weights: the libraries do not read the index of another checkpoint."""
-    for index in sorted(folder.glob("*.safetensors.index.json")):
+    for index in list_weight_indexes(folder):
         places = read_json(index).get("weight_map")
         if not isinstance(places, Mapping):
             continue

@@ -18,7 +18,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import MAX_ROWS, PoolingBatch
-from mlxrun.model.load.model_files import read_json
+from mlxrun.model.load.model_files import list_weight_files, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import name_file_errors, read_tensors
 from mlxrun.model.load.weight_check import is_float, load_checked_weights
@@ -130,7 +130,7 @@ def load_encoder(
 ) -> tuple[nn.Module, dict[str, mx.array]]:
     """The encoder, and the tensors of a head in float32. ModelLoadError if weights are missing."""
     tensors: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in list_weight_files(folder):
         tensors |= read_tensors(file)
     whole = sorted(name for name in tensors if not (is_float(tensors[name]) or _UNUSED.search(name)))
     if whole and not config.get("quantization"):

@@ -94,6 +94,8 @@ def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first == ("org/tiny",) and with_weights["revision"] == without["revision"] == "v1.2"
     assert "*.safetensors" in with_weights["allow_patterns"]
     assert "*.safetensors" not in without["allow_patterns"]
+    unread = with_weights["ignore_patterns"], without["ignore_patterns"]
+    assert unread == ("consolidated*",) * 2, "the same weights once more"
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "preprocessor_config.json"])

@@ -19,8 +19,9 @@ from PIL import Image
 from benchmarks.tiny.byte_tokenizer import EOS, PAD, write_json
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import MediaError, ModelLoadError
+from mlxrun.model.load.footprint import list_tensor_bytes
 from mlxrun.model.load.loader import load_caller
-from mlxrun.model.load.model_facts import DEFAULT_CONTEXT
+from mlxrun.model.load.model_facts import DEFAULT_CONTEXT, list_tensor_names
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -230,6 +231,23 @@ def test_a_text_model_cannot_be_made_to_see(folder: Folder) -> None:
 
 
 # -- weights ----------------------------------------------------------------------------------------------
+
+
+def test_weights_in_mistrals_own_form_do_not_count(folder: Folder) -> None:
+    """The library does not read them: they are the same weights once more, and may be missing."""
+    path = folder()
+    plain = host(path, kind="text")
+    weights = mx.load(str(path / "model.safetensors"))
+    mx.save_safetensors(str(path / "consolidated.safetensors"), {f"own.{k}": v for k, v in weights.items()})
+    write_json(path / "consolidated.safetensors.index.json", {"weight_map": {"own.x": "consolidated-2"}})
+    doubled = load_model_info(ModelSettings(path=str(path)), weights=True)
+    assert list(list_tensor_bytes(doubled, 4)) == list(list_tensor_bytes(plain, 4))
+    assert doubled.summary == plain.summary
+    assert doubled.digests["model"] == plain.digests["model"]
+    assert list_tensor_names(path) == weights.keys()
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"consolidated\* are not read: the model has no weights"):
+        load_model_info(ModelSettings(path=str(path)), weights=True)
 
 
 def test_a_link_to_weights_that_are_gone_is_named(folder: Folder) -> None:
