@@ -136,8 +136,8 @@ def remove_cached_model(hub_id: str) -> int:
     from huggingface_hub import scan_cache_dir
 
     cache = scan_cache_dir()
-    hashes = [r.commit_hash for repo in cache.repos if repo.repo_id == hub_id for r in repo.revisions]
-    strategy = cache.delete_revisions(*hashes)
+    own = [repo for repo in cache.repos if (repo.repo_type, repo.repo_id) == ("model", hub_id)]
+    strategy = cache.delete_revisions(*(each.commit_hash for repo in own for each in repo.revisions))
     strategy.execute()
     return strategy.expected_freed_size
 
