@@ -35,9 +35,11 @@ def open_headers(settings: ModelSettings) -> Iterator[ModelSettings]:
     with tempfile.TemporaryDirectory(prefix="mlxrun-headers-") as scratch:
         made = Path(scratch) / settings.path.rpartition("/")[2]
         made.mkdir()
-        for file in folder.iterdir():
+        for file in folder.rglob("*"):  # also those of sentence-transformers in folders of their own
             if file.is_file() and file.suffix != ".safetensors":
-                (made / file.name).symlink_to(file.resolve())
+                link = made / file.relative_to(folder)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file.resolve())
         for name, entries in _read_headers(settings).items():
             write_hollow_file(made / name, entries)
         yield replace(settings, path=str(made), names=settings.names or (settings.path,))
