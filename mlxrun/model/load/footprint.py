@@ -43,7 +43,7 @@ ACTIVATION_FACTOR = 24
 # tokens and more, up to 3.6 where most are far shorter than 256.
 PADDING_FACTOR = 1.5
 CHECK_TOKENS = 1024  # whose activations the load check and a first prompt may need at a time
-_FLOATS = ("F64", "F32", "F16", "BF16")  # in safetensors and GGUF; others stay as they are
+_FLOATS = ("F64", "F32", "F16", "BF16")  # in safetensors; others stay as they are
 _EMBEDDINGS = (
     *("embed_tokens", "tok_embeddings", "token_embeddings", "word_embeddings", "wte", "embed_in"),
     *("embedding", "embeddings", "embed"),
@@ -203,18 +203,18 @@ def _list_limits(config: Config) -> list[MemoryLimit]:
 
 
 def list_tensor_bytes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[tuple[int, int]]:
-    """Bytes of each tensor in the model's files, and in memory as numbers of `itemsize` bytes; None: as in
-    the files."""
-    if info.gguf is None:
-        entries = read_folder_entries(info.folder).values()
-        tensors = [(entry.dtype, entry.stop - entry.start) for entry in entries]
-    else:
-        tensors = [(tensor.type, tensor.nbytes) for tensor in info.gguf.tensors.values()]
-    for dtype, own in tensors:
-        if itemsize is None or dtype not in _FLOATS:
+    """Bytes of each tensor as MLX loads it from the model's files, and in memory as numbers of `itemsize`
+    bytes; None: as they are loaded."""
+    if info.gguf is not None:
+        for tensor in info.gguf.tensors.values():
+            yield tensor.count_loaded_bytes(None), tensor.count_loaded_bytes(itemsize)
+        return
+    for entry in read_folder_entries(info.folder).values():
+        own = entry.stop - entry.start
+        if itemsize is None or entry.dtype not in _FLOATS:
             yield own, own
         else:
-            yield own, own // {"F64": 8, "F32": 4}.get(dtype, 2) * itemsize
+            yield own, own // {"F64": 8, "F32": 4}.get(entry.dtype, 2) * itemsize
 
 
 def _read_vocab_size(info: LoadedModelInfo) -> int:

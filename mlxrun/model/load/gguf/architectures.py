@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.load.gguf.header import GgufHeader
+from mlxrun.model.load.gguf.header import GROUP_SIZE, GgufHeader
 from mlxrun.model.load.weight_check import load_checked_weights
 
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
@@ -41,7 +41,6 @@ _LAYER_NAMES = {
 }
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-GROUP_SIZE = 32  # of every quantized type that MLX reads
 # Metadata that changes what is computed, which these architectures have in mlx-lm only without it.
 _UNKNOWN = ("expert_count", "logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
