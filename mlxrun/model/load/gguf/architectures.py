@@ -109,13 +109,17 @@ def _require(header: GgufHeader, key: str, kind: type) -> Any:
 
 
 def _read_rope_scaling(header: GgufHeader, name: str) -> dict[str, Any] | None:
-    kind = header.read(f"{name}.rope.scaling.type", str, "none")
+    """As llama.cpp reads it: a factor without a type is linear, and its old name is `scale_linear`."""
+    keys = (f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear")
+    key = next((each for each in keys if header.metadata.get(each)), keys[0])
+    kind = header.read(f"{name}.rope.scaling.type", str, "linear" if header.metadata.get(key) else "none")
     if kind not in _SCALINGS:
         raise ModelLoadError(f"{header.path}: rope scaling {kind!r:.60} is not supported for GGUF files")
     if kind == "none":
         return None
-    factor = _require(header, f"{name}.rope.scaling.factor", float)
-    original = header.read(f"{name}.rope.scaling.original_context_length", int)
+    factor = _require(header, key, float)
+    context = header.read(f"{name}.context_length", int) if kind == "yarn" else None
+    original = header.read(f"{name}.rope.scaling.original_context_length", int, context)
     more = {"original_max_position_embeddings": original} if original else {}
     return {"rope_type": kind, "factor": factor, **more}
 
