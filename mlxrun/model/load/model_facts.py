@@ -30,7 +30,13 @@ _TOWER = re.compile(r"vision|visual|image|img|vit|vpm|clip")  # in names of a vi
 NO_TOWER = "the checkpoint has no vision tower, so it is a text model"
 INSTALL_VISION = "pip install 'mlxrun[vision]'"
 NO_LIBRARY = f"images need mlx-vlm, which is not installed ({INSTALL_VISION}), so it is a text model"
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTS = {  # and their ranges
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+}
 SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "vocab_size"),
@@ -107,12 +113,12 @@ def read_sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> dict[
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
     found = {}
-    for key in _DEFAULTS:
+    for key, (least, most) in _DEFAULTS.items():
         value = generation.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
             found[key] = float(value)
         elif value is not None:
-            _warn_of_ignored(folder, GENERATION, key, value, "a number")
+            _warn_of_ignored(folder, GENERATION, key, value, f"a number from {least} to {most}")
     return found
 
 
