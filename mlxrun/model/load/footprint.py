@@ -25,7 +25,7 @@ from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.load.load_progress import GROUP_BYTES
 from mlxrun.model.load.loader import choose_dtype
-from mlxrun.model.load.model_files import find_hidden_size
+from mlxrun.model.load.model_files import find_hidden_size, find_text_config
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_folder_entries
 from mlxrun.model.machine.device import get_memory_limit, uses_gpu
@@ -219,6 +219,6 @@ def list_tensor_bytes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[t
 
 def _read_vocab_size(info: LoadedModelInfo) -> int:
     """The width of the logits; that of the tokenizer, if the config does not say."""
-    parts = (info.config, info.config.get("text_config") or {})
+    parts = (info.config, find_text_config(info.config))
     found = [part["vocab_size"] for part in parts if isinstance(part.get("vocab_size"), int)]
     return max([*found, 0 if info.tokenizer is None else len(info.tokenizer)])

@@ -25,7 +25,7 @@ from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
-from mlxrun.model.load.model_files import make_draft_settings, name_draft
+from mlxrun.model.load.model_files import find_text_config, make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
 from mlxrun.model.load.tensor_files import name_file_errors
 from mlxrun.model.load.weight_check import check_loading
@@ -153,7 +153,7 @@ def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, t
 
 
 def _is_tied(info: LoadedModelInfo) -> bool:
-    sources = (info.config, info.config.get("text_config") or {})
+    sources = (info.config, find_text_config(info.config))
     return any(source.get("tie_word_embeddings") for source in sources)
 
 

@@ -24,6 +24,7 @@ from mlxrun.model.load.load_progress import note_download
 
 log = logging.getLogger(__name__)
 GGUF = ".gguf"
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")  # names of that part, by family
 _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
@@ -154,9 +155,16 @@ def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
     )
 
 
+def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model; empty if it has none."""
+    parts = (config, config.get("thinker_config"))  # of Qwen3-Omni
+    found = (part.get(name) for part in parts if isinstance(part, Mapping) for name in _TEXT_PARTS)
+    return next((each for each in found if each and isinstance(each, Mapping)), {})
+
+
 def find_hidden_size(config: Mapping[str, Any]) -> int | None:
     """The width of a model's hidden states; None if the config does not say."""
-    for source in (config.get("text_config") or {}, config):
+    for source in (find_text_config(config), config):
         for key in ("hidden_size", "d_model", "n_embd", "dim"):
             if isinstance(source.get(key), int):
                 return int(source[key])

@@ -64,6 +64,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, set[int]]] = {
     "a list in generation_config.json": ({"eos_token_id": None}, {"eos_token_id": [9, PAD]}, {EOS, 9, PAD}),
     "all of them": ({"eos_token_id": 7}, {"eos_token_id": 9}, {EOS, 7, 9}),
     "of the text part": ({"eos_token_id": None, "text_config": {"eos_token_id": [11]}}, None, {EOS, 11}),
+    "of the part of InternVL": ({"eos_token_id": None, "llm_config": {"eos_token_id": 12}}, None, {EOS, 12}),
 }
 
 
@@ -162,6 +163,19 @@ CONTEXTS: dict[str, tuple[dict[str, Any], int]] = {
         {"max_position_embeddings": 77, "text_config": {"max_position_embeddings": 80}},
         80,
     ),
+    "InternVL's": ({"max_position_embeddings": None, "llm_config": {"max_position_embeddings": 81}}, 81),
+    "DeepSeek's": (
+        {"max_position_embeddings": None, "language_config": {"max_position_embeddings": 82}},
+        82,
+    ),
+    "Qwen3-Omni's": (
+        {
+            "max_position_embeddings": None,
+            "thinker_config": {"text_config": {"max_position_embeddings": 83}},
+        },
+        83,
+    ),
+    "a text part that is none": ({"text_config": "x"}, 4096),
     "none": ({"max_position_embeddings": None}, DEFAULT_CONTEXT),
 }
 
