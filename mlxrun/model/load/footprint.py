@@ -43,7 +43,9 @@ ACTIVATION_FACTOR = 24
 # tokens and more, up to 3.6 where most are far shorter than 256.
 PADDING_FACTOR = 1.5
 CHECK_TOKENS = 1024  # whose activations the load check and a first prompt may need at a time
-_FLOATS = ("F64", "F32", "F16", "BF16")  # in safetensors; others stay as they are
+# Bytes of floats in safetensors; other numbers stay as they are.
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FLOAT8 = {"F8_E4M3": 1}  # see _makes_floats
 _EMBEDDINGS = (
     *("embed_tokens", "tok_embeddings", "token_embeddings", "word_embeddings", "wte", "embed_in"),
     *("embedding", "embeddings", "embed"),
@@ -209,12 +211,20 @@ def list_tensor_bytes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[t
         for tensor in info.gguf.tensors.values():
             yield tensor.count_loaded_bytes(None), tensor.count_loaded_bytes(itemsize)
         return
+    floats = _FLOATS | (_FLOAT8 if _makes_floats(info) else {})
     for entry in read_folder_entries(info.folder).values():
-        own = entry.stop - entry.start
-        if itemsize is None or entry.dtype not in _FLOATS:
-            yield own, own
-        else:
-            yield own, own // {"F64": 8, "F32": 4}.get(entry.dtype, 2) * itemsize
+        own, size = entry.stop - entry.start, floats.get(entry.dtype)
+        yield own, own if size is None else own // size * (itemsize or max(size, 2))
+
+
+def _makes_floats(info: LoadedModelInfo) -> bool:
+    """Whether the library surely makes bfloat16 of a checkpoint's numbers of 8 bits. Some families make MLX's
+    own blocks of those whose scales are powers of 2, or of few numbers."""
+    found = info.config.get("quantization_config")
+    if not isinstance(found, Mapping) or found.get("quant_method") != "fp8":
+        return False
+    has_blocks = "quantization" in info.config or found.get("scale_fmt") == "ue8m0"
+    return not has_blocks and found.get("weight_block_size") in (None, [128, 128])
 
 
 def _read_vocab_size(info: LoadedModelInfo) -> int:
