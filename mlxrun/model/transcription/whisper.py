@@ -17,7 +17,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_audio.stt.models.whisper import Model, ModelConfig
-from mlx_audio.stt.models.whisper.audio import FRAMES_PER_SECOND, N_FRAMES, pad_or_trim
+from mlx_audio.stt.models.whisper.audio import (
+    FRAMES_PER_SECOND,
+    HOP_LENGTH,
+    N_FRAMES,
+    N_SAMPLES,
+    SAMPLE_RATE,
+    pad_or_trim,
+)
 from mlx_audio.stt.models.whisper.decoding import DecodingOptions
 from mlx_audio.stt.models.whisper.timing import add_word_timestamps
 from mlx_audio.utils import apply_quantization, load_weights
@@ -36,6 +43,9 @@ from mlxrun.model.load.weight_check import load_checked_weights
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION, MIN_LOGPROB, MAX_SILENCE = 2.4, -1.0, 0.6
 FORGETTING = 0.5  # a window that was sampled at more is no prompt for the next one
+# Samples whose spectrum is computed in one call, and those on either side that its outer frames see too.
+PART, EDGE = 64 * SAMPLE_RATE, 3 * HOP_LENGTH
+RANGE = 2.0  # of the logarithms that the library keeps, below the largest
 
 
 @dataclass(slots=True)
@@ -88,10 +98,21 @@ class WhisperRunner:
         self._model = model
 
     def start(self, recording: Recording) -> WindowState:
-        """Compute the spectrum of a recording, with 30 seconds of silence after its end."""
-        mel, frames = self._model._prepare_audio(recording.samples)
-        mx.eval(mel)
-        return WindowState(recording, mel, frames)
+        """Compute the spectrum of a recording, with 30 seconds of silence after its end. The library computes
+        it at once, which takes more than ten times the memory of the samples."""
+        samples, parts = recording.samples, list[mx.array]()
+        starts = range(0, max(len(samples) - EDGE, 1), PART)  # the last part is not shorter than an edge
+        for start in starts:
+            before, is_last = min(start, EDGE), start == starts[-1]
+            own = samples[start - before : None if is_last else start + PART + EDGE]
+            mel, _ = self._model._prepare_audio(own, N_SAMPLES if is_last else 0)
+            first = before // HOP_LENGTH
+            parts.append(mel[first : None if is_last else first + PART // HOP_LENGTH])
+            mx.eval(parts)
+        whole = mx.concatenate(parts)
+        whole = mx.maximum(whole, whole.max() - RANGE)  # as the library does with what it computes at once
+        mx.eval(whole)
+        return WindowState(recording, whole, len(whole) - N_FRAMES)
 
     def advance(self, state: WindowState) -> Transcript:
         """Detect the language, or try the next window once. Return what is known more since."""

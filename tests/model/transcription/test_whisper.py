@@ -14,14 +14,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 
 from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcription import Recording, Transcript
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.transcription.whisper import WhisperRunner, load_whisper
-from tests.helpers.whisper_models import make_speech, write_whisper
+from mlxrun.model.transcription import whisper
+from mlxrun.model.transcription.whisper import EDGE, WhisperRunner, load_whisper
+from tests.helpers.whisper_models import RATE, make_speech, write_whisper
 
 NUMBERS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
 
@@ -85,6 +87,28 @@ def test_it_is_the_librarys_transcript(runner: WhisperRunner, seconds: float, wo
     samples = make_speech(seconds, seed=int(seconds))
     (mine,) = transcribe(runner, Recording(samples, words=words))
     same(mine, generate(runner, samples, word_timestamps=words))
+
+
+@pytest.mark.parametrize("count", [0, 1, -1, EDGE - 1, EDGE, EDGE + 1, 3 * EDGE])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_spectrum_is_the_librarys_and_computed_in_parts(
+    runner: WhisperRunner, monkeypatch: pytest.MonkeyPatch, parts: int, count: int
+) -> None:
+    """Also where a part is silent beside the others, and where the last one is short. At once it would take
+    ten times the memory of the samples."""
+    part, compute = RATE, log_mel_spectrogram
+    monkeypatch.setattr(whisper, "PART", part)
+    samples = make_speech(parts + 1, seed=parts)[: parts * part + count]
+    samples[: part // 2] *= 1e-4
+    mel, frames = runner._model._prepare_audio(samples)
+    given: list[int] = []
+    monkeypatch.setattr(
+        "mlx_audio.stt.models.whisper.whisper.log_mel_spectrogram",
+        lambda audio, **options: given.append(len(audio)) or compute(audio, **options),
+    )
+    state = runner.start(Recording(samples))
+    assert state.frames == frames and mx.array_equal(state.mel, mel).item()
+    assert len(given) == parts + (count > EDGE) and max(given) <= part + 2 * EDGE
 
 
 def test_windows_that_come_out_badly_are_tried_again(tmp_path: Path) -> None:
