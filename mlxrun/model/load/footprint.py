@@ -25,7 +25,7 @@ from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.load.load_progress import GROUP_BYTES
 from mlxrun.model.load.loader import choose_dtype
-from mlxrun.model.load.model_files import find_hidden_size
+from mlxrun.model.load.model_files import find_hidden_size, find_text_config
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_folder_entries
 from mlxrun.model.machine.device import get_memory_limit, uses_gpu
@@ -43,7 +43,9 @@ ACTIVATION_FACTOR = 24
 # tokens and more, up to 3.6 where most are far shorter than 256.
 PADDING_FACTOR = 1.5
 CHECK_TOKENS = 1024  # whose activations the load check and a first prompt may need at a time
-_FLOATS = ("F64", "F32", "F16", "BF16")  # in safetensors and GGUF; others stay as they are
+# Bytes of floats in safetensors; other numbers stay as they are.
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FLOAT8 = {"F8_E4M3": 1}  # see _makes_floats
 _EMBEDDINGS = (
     *("embed_tokens", "tok_embeddings", "token_embeddings", "word_embeddings", "wte", "embed_in"),
     *("embedding", "embeddings", "embed"),
@@ -203,22 +205,30 @@ def _list_limits(config: Config) -> list[MemoryLimit]:
 
 
 def list_tensor_bytes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[tuple[int, int]]:
-    """Bytes of each tensor in the model's files, and in memory as numbers of `itemsize` bytes; None: as in
-    the files."""
-    if info.gguf is None:
-        entries = read_folder_entries(info.folder).values()
-        tensors = [(entry.dtype, entry.stop - entry.start) for entry in entries]
-    else:
-        tensors = [(tensor.type, tensor.nbytes) for tensor in info.gguf.tensors.values()]
-    for dtype, own in tensors:
-        if itemsize is None or dtype not in _FLOATS:
-            yield own, own
-        else:
-            yield own, own // {"F64": 8, "F32": 4}.get(dtype, 2) * itemsize
+    """Bytes of each tensor as MLX loads it from the model's files, and in memory as numbers of `itemsize`
+    bytes; None: as they are loaded."""
+    if info.gguf is not None:
+        for tensor in info.gguf.tensors.values():
+            yield tensor.count_loaded_bytes(None), tensor.count_loaded_bytes(itemsize)
+        return
+    floats = _FLOATS | (_FLOAT8 if _makes_floats(info) else {})
+    for entry in read_folder_entries(info.folder).values():
+        own, size = entry.stop - entry.start, floats.get(entry.dtype)
+        yield own, own if size is None else own // size * (itemsize or max(size, 2))
+
+
+def _makes_floats(info: LoadedModelInfo) -> bool:
+    """Whether the library surely makes bfloat16 of a checkpoint's numbers of 8 bits. Some families make MLX's
+    own blocks of those whose scales are powers of 2, or of few numbers."""
+    found = info.config.get("quantization_config")
+    if not isinstance(found, Mapping) or found.get("quant_method") != "fp8":
+        return False
+    has_blocks = "quantization" in info.config or found.get("scale_fmt") == "ue8m0"
+    return not has_blocks and found.get("weight_block_size") in (None, [128, 128])
 
 
 def _read_vocab_size(info: LoadedModelInfo) -> int:
     """The width of the logits; that of the tokenizer, if the config does not say."""
-    parts = (info.config, info.config.get("text_config") or {})
+    parts = (info.config, find_text_config(info.config))
     found = [part["vocab_size"] for part in parts if isinstance(part.get("vocab_size"), int)]
     return max([*found, 0 if info.tokenizer is None else len(info.tokenizer)])

@@ -16,7 +16,7 @@ from mlxrun.config.contradictions import HUB_ID
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.field_errors import suggest
 from mlxrun.core.hub_connection import check_hub, is_unreachable
-from mlxrun.model.load.model_files import SMALL_FILES, WEIGHT_FILES
+from mlxrun.model.load.model_files import SMALL_FILES, UNREAD_FILES, WEIGHT_FILES
 
 COMMUNITY = "mlx-community"  # the hub's collection of models in MLX's own form
 _SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -116,8 +116,9 @@ def look_up(hub_id: str, revision: str | None = None) -> HubModel:
 
     with convert_hub_errors(hub_id):
         info = HfApi().model_info(hub_id, revision=revision)
+        patterns = [*SMALL_FILES, *WEIGHT_FILES]
         wanted = snapshot_download(
-            hub_id, revision=revision, allow_patterns=[*SMALL_FILES, *WEIGHT_FILES], dry_run=True
+            hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=UNREAD_FILES, dry_run=True
         )
     sizes = [(file.file_size or 0, file.will_download) for file in wanted]
     licence = info.card_data.get("license") if info.card_data else None
@@ -135,8 +136,8 @@ def remove_cached_model(hub_id: str) -> int:
     from huggingface_hub import scan_cache_dir
 
     cache = scan_cache_dir()
-    hashes = [r.commit_hash for repo in cache.repos if repo.repo_id == hub_id for r in repo.revisions]
-    strategy = cache.delete_revisions(*hashes)
+    own = [repo for repo in cache.repos if (repo.repo_type, repo.repo_id) == ("model", hub_id)]
+    strategy = cache.delete_revisions(*(each.commit_hash for repo in own for each in repo.revisions))
     strategy.execute()
     return strategy.expected_freed_size
 

@@ -6,7 +6,6 @@ large target is loaded.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
 from mlxrun.model.hooks.product_timing import ProductTimes
@@ -26,26 +25,14 @@ from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
-from mlxrun.model.load.model_files import make_draft_settings, name_draft
+from mlxrun.model.load.model_files import find_text_config, make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
-from mlxrun.model.load.tensor_files import read_tensors
+from mlxrun.model.load.tensor_files import name_file_errors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.machine.device import StreamSpread, limit_buffers
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
-
-# What the libraries raise of files that are wrong; a head of no size is divided by.
-_OF_FILES = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    ImportError,
-    RuntimeError,
-    AttributeError,
-    ArithmeticError,
-)
 
 
 def load_caller(config: Config, info: LoadedModelInfo, seconds: ProductTimes | None = None) -> ModelCaller:
@@ -54,11 +41,9 @@ def load_caller(config: Config, info: LoadedModelInfo, seconds: ProductTimes | N
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model, unused, dtype = load_lazily(settings, info)
-    try:
+    with name_file_errors(info.folder):
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
         check_digests(settings, info)
-    except _OF_FILES as error:
-        raise _make_error(info, error) from error
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
     wanted = dtype or find_dtype(model)
     form, hooks = install_hooks(model, config, wanted, rows, adapters, dtype, info.config, seconds)
@@ -75,12 +60,10 @@ def load_lazily(
 ) -> tuple[Any, tuple[str, ...], mx.Dtype | None]:
     """The library's model, whose weights are not read yet, and the names of those that it does not use. Last,
     the type to which they are cast; None: as in the files. ModelLoadError or ConfigError as `load_caller`."""
-    try:
+    with name_file_errors(info.folder):
         model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
         if settings.adapter is not None:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
-    except _OF_FILES as error:
-        raise _make_error(info, error) from error
     dtype = choose_dtype(settings)
     if dtype is None and info.gguf is not None:
         # Norms are in float32 beside matrices in float16; mixed, every activation would become float32.
@@ -105,14 +88,6 @@ def _cast_parameters(model: Any, dtype: mx.Dtype) -> None:
         return array.astype(dtype, stream=spread.choose(array.nbytes)) if is_floating(array) else array
 
     model.apply(cast)
-
-
-def _make_error(info: LoadedModelInfo, error: Exception) -> ModelLoadError:
-    """The error that the model's files cannot be loaded."""
-    if isinstance(error, RuntimeError):
-        for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
-            read_tensors(file)
-    return ModelLoadError(f"{info.folder}: {_describe_error(error)}")
 
 
 def make_caller(
@@ -178,7 +153,7 @@ def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, t
 
 
 def _is_tied(info: LoadedModelInfo) -> bool:
-    sources = (info.config, info.config.get("text_config") or {})
+    sources = (info.config, find_text_config(info.config))
     return any(source.get("tie_word_embeddings") for source in sources)
 
 
@@ -187,15 +162,6 @@ def choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
     if settings.dtype == "auto":
         return mx.float32 if mx.default_device() == mx.cpu else None
     return {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[settings.dtype]
-
-
-def _describe_error(error: Exception) -> str:
-    """The error, with the library versions if they do not know the model type."""
-    text = f"the model cannot be loaded: {type(error).__name__}: {error}"
-    if "not supported" in str(error):
-        versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("mlx-lm", "mlx-vlm"))
-        text += f" (by {versions})"
-    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ from mlxrun.model.load.model_files import find_draft_folder, list_weight_files
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
 _SAMPLES = 1024
+# What else a tokenizer is made of where there is no tokenizer.json.
+_MADE_OF = (
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("added_tokens.json", "special_tokens_map.json"),
+)
 _PART, _MOST_READERS = 1 << 26, 16  # bytes that a thread hashes at a time, and threads
 
 
@@ -116,7 +121,8 @@ def _list_own_files(folder: Path, adapter: Path | None, code: bool) -> list[Path
 
 def _list_tokenizer_files(folder: Path) -> list[Path]:
     found = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
-    return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
+    others = () if found[0].is_file() else (folder / name for name in _MADE_OF)
+    return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken")), *others]
 
 
 def digest_large_files(paths: Iterable[Path]) -> str:

@@ -19,7 +19,13 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.text_files import read_text_file
 from mlxrun.model.load.gguf.header import GgufHeader
-from mlxrun.model.load.model_files import EMBEDDED, list_weight_files, read_json
+from mlxrun.model.load.model_files import (
+    EMBEDDED,
+    find_text_config,
+    list_weight_files,
+    list_weight_indexes,
+    read_json,
+)
 from mlxrun.model.load.tensor_files import TensorEntry, read_folder_entries
 
 log = logging.getLogger(__name__)
@@ -30,7 +36,13 @@ _TOWER = re.compile(r"vision|visual|image|img|vit|vpm|clip")  # in names of a vi
 NO_TOWER = "the checkpoint has no vision tower, so it is a text model"
 INSTALL_VISION = "pip install 'mlxrun[vision]'"
 NO_LIBRARY = f"images need mlx-vlm, which is not installed ({INSTALL_VISION}), so it is a text model"
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTS = {  # and their ranges
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+}
 SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "vocab_size"),
@@ -63,7 +75,7 @@ def collect_eos_ids(
 ) -> frozenset[int]:
     """The ids of all end tokens that a file of the model in `folder` names. Logs a warning for an invalid
     value."""
-    text = config.get("text_config") or {}
+    text = find_text_config(config)
     sources = {GENERATION: generation, "config.json": config, "config.json: text_config": text}
     found: list[Any] = [tokenizer.eos_token_id]
     for name, source in sources.items():
@@ -83,7 +95,7 @@ def _warn_of_ignored(folder: Path, file: str, key: str, value: Any, wanted: str)
 def read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
     """The most tokens of a prompt and its answer: from the settings, else from the config. Logs a warning if
     the settings exceed what the config allows."""
-    sources = (config.get("text_config") or {}, config)
+    sources = (find_text_config(config), config)
     found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
     wanted = settings.context_length
     if wanted is not None and found and wanted > (most := max(int(found[0]), *map(_read_extended, sources))):
@@ -107,12 +119,12 @@ def read_sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> dict[
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
     found = {}
-    for key in _DEFAULTS:
+    for key, (least, most) in _DEFAULTS.items():
         value = generation.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
             found[key] = float(value)
         elif value is not None:
-            _warn_of_ignored(folder, GENERATION, key, value, "a number")
+            _warn_of_ignored(folder, GENERATION, key, value, f"a number from {least} to {most}")
     return found
 
 
@@ -195,7 +207,7 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
     ModelLoadError if they cannot be read."""
     found: set[str] = set()
     try:
-        for index in sorted(folder.glob("*.safetensors.index.json")):
+        for index in list_weight_indexes(folder):
             found |= read_json(index)["weight_map"].keys()
         found = found or {*read_folder_entries(folder)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -206,8 +218,7 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
 def summarize_model(folder: Path, config: Mapping[str, Any], gguf: GgufHeader | None) -> ModelSummary:
     """Summarize a model of which `config` was read. The headers of its weights are read at the first call.
     ModelLoadError if they are damaged."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, Mapping) else {}
+    text = find_text_config(config)
     sizes = {name: text.get(name, config.get(name)) for name in SIZES}
     quantization = config.get("quantization")
     packed = quantization if gguf is None and isinstance(quantization, Mapping) else {}

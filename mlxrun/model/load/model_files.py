@@ -24,10 +24,13 @@ from mlxrun.model.load.load_progress import note_download
 
 log = logging.getLogger(__name__)
 GGUF = ".gguf"
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")  # names of that part, by family
 _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors"]
+# Mistral's checkpoints have their weights once more under these names, which no library of MLX reads.
+UNREAD_FILES = "consolidated*"
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
@@ -35,11 +38,13 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     weights."""
     if settings.path == "embedded":
         return EMBEDDED
-    folder = Path(settings.path).expanduser()
     try:
+        folder = Path(settings.path).expanduser()
         is_file = folder.is_file()
     except OSError as error:  # the path is too long, or may not be looked at
-        raise ConfigError(f"model.path: {folder}: {error.strerror}") from error
+        raise ConfigError(f"model.path: {settings.path}: {error.strerror}") from error
+    except RuntimeError as error:  # `~` and a name that is no user's
+        raise ConfigError(f"model.path: {settings.path}: {error}") from error
     if is_file:
         if folder.suffix != GGUF:
             raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")
@@ -89,6 +94,7 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
                 settings.path,
                 revision=settings.revision,
                 allow_patterns=patterns,
+                ignore_patterns=UNREAD_FILES,
                 local_files_only=not is_hub_reachable(),
             )
             return Path(found)
@@ -113,7 +119,16 @@ def check_small_files(folder: Path) -> None:
 
 def list_weight_files(folder: Path) -> list[Path]:
     """The files with the weights of the model in `folder`, or the GGUF file itself."""
-    return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    return [folder] if folder.is_file() else _list_read_files(folder, "*.safetensors")
+
+
+def list_weight_indexes(folder: Path) -> list[Path]:
+    """The files that say in which file each tensor of the model is."""
+    return _list_read_files(folder, "*.safetensors.index.json")
+
+
+def _list_read_files(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(pattern)) if not path.match(UNREAD_FILES)]
 
 
 def count_file_bytes(folder: Path) -> int:
@@ -140,9 +155,16 @@ def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
     )
 
 
+def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model; empty if it has none."""
+    parts = (config, config.get("thinker_config"))  # of Qwen3-Omni
+    found = (part.get(name) for part in parts if isinstance(part, Mapping) for name in _TEXT_PARTS)
+    return next((each for each in found if each and isinstance(each, Mapping)), {})
+
+
 def find_hidden_size(config: Mapping[str, Any]) -> int | None:
     """The width of a model's hidden states; None if the config does not say."""
-    for source in (config.get("text_config") or {}, config):
+    for source in (find_text_config(config), config):
         for key in ("hidden_size", "d_model", "n_embd", "dim"):
             if isinstance(source.get(key), int):
                 return int(source[key])

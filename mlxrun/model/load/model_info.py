@@ -37,6 +37,7 @@ from mlxrun.model.load.model_facts import (
     summarize_model,
 )
 from mlxrun.model.load.model_files import (
+    UNREAD_FILES,
     check_architecture,
     check_remote_code,
     check_small_files,
@@ -46,7 +47,7 @@ from mlxrun.model.load.model_files import (
     read_json,
 )
 from mlxrun.model.load.processor_files import digest_processor, load_processor
-from mlxrun.model.load.tensor_files import check_shards
+from mlxrun.model.load.tensor_files import check_shards, name_file_errors
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
 from mlxrun.model.lora import check_adapter_files
@@ -126,8 +127,17 @@ def load_model_info(
     `weights`: also download them if the model comes from the hub. `announce`: log that they are about to be
     loaded; else `log_weights` does it later. `digest`: read the files for their digests now, not when one is
     first needed, perhaps on a thread that must not wait. The draft model's files are always read later.
+    ModelLoadError or ConfigError for files that cannot be used.
     """
     folder = find_model_folder(settings, weights)
+    with name_file_errors(folder):
+        return _load_folder(settings, folder, weights, announce, digest)
+
+
+def _load_folder(
+    settings: ModelSettings, folder: Path, weights: bool, announce: bool, digest: bool
+) -> LoadedModelInfo:
+    """As `load_model_info`, of the model in a folder or a GGUF file."""
     read_at = time.time()
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
@@ -197,7 +207,8 @@ def _read_folder(settings: ModelSettings, folder: Path, weights: bool) -> tuple[
     there too."""
     if weights:
         if not list_weight_files(folder):
-            raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+            others = f", and {UNREAD_FILES} are not read" if any(folder.glob("*.safetensors")) else ""
+            raise ModelLoadError(f"no *.safetensors in {folder}{others}: the model has no weights")
         check_shards(folder)
     config = read_json(folder / "config.json")
     check_architecture(config, folder)

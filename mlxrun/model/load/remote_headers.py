@@ -17,7 +17,7 @@ from pathlib import Path
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.hub import convert_hub_errors, is_hub_id
-from mlxrun.model.load.model_files import find_model_folder, list_weight_files
+from mlxrun.model.load.model_files import UNREAD_FILES, find_model_folder, list_weight_files
 from mlxrun.model.load.tensor_files import TensorEntry, check_shards
 
 
@@ -35,9 +35,11 @@ def open_headers(settings: ModelSettings) -> Iterator[ModelSettings]:
     with tempfile.TemporaryDirectory(prefix="mlxrun-headers-") as scratch:
         made = Path(scratch) / settings.path.rpartition("/")[2]
         made.mkdir()
-        for file in folder.iterdir():
+        for file in folder.rglob("*"):  # also those of sentence-transformers in folders of their own
             if file.is_file() and file.suffix != ".safetensors":
-                (made / file.name).symlink_to(file.resolve())
+                link = made / file.relative_to(folder)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file.resolve())
         for name, entries in _read_headers(settings).items():
             write_hollow_file(made / name, entries)
         yield replace(settings, path=str(made), names=settings.names or (settings.path,))
@@ -62,7 +64,7 @@ def _read_headers(settings: ModelSettings) -> dict[str, dict[str, TensorEntry]]:
     with convert_hub_errors(settings.path):
         siblings = api.model_info(settings.path, revision=revision).siblings or []
         names = [file.rfilename for file in siblings if file.rfilename.endswith(".safetensors")]
-        names = [name for name in names if "/" not in name]
+        names = [name for name in names if "/" not in name and not Path(name).match(UNREAD_FILES)]
         found = {
             name: api.parse_safetensors_file_metadata(settings.path, name, revision=revision).tensors
             for name in names

@@ -7,9 +7,11 @@ index names a missing file.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,7 +20,12 @@ import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.limited_json import load_json, make_object
-from mlxrun.model.load.model_files import check_plain_file, list_weight_files, read_json
+from mlxrun.model.load.model_files import (
+    check_plain_file,
+    list_weight_files,
+    list_weight_indexes,
+    read_json,
+)
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
 _METADATA = "__metadata__"
@@ -26,7 +33,34 @@ _METADATA = "__metadata__"
 _BITS = {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "BF16": 16}
 _BITS[f"C{2 * 32}"] = 2 * 32  # a complex number
 _BITS |= {f"{kind}{bits}": bits for kind in "UIF" for bits in (8, 16, 32, 64) if (kind, bits) != ("F", 8)}
+# What is raised of files that are wrong; a head of no size is divided by.
+_OF_FILES = (
+    *(OSError, ValueError, LookupError, TypeError, ImportError),
+    *(RuntimeError, AttributeError, ArithmeticError, AssertionError),
+)
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def name_file_errors(folder: Path) -> Iterator[None]:
+    """Within the block, what the libraries or this package raise of wrong files of a model becomes a
+    ModelLoadError that names its folder."""
+    try:
+        yield
+    except _OF_FILES as error:
+        if isinstance(error, RuntimeError):
+            for file in list_weight_files(folder) if folder.is_dir() else ():
+                read_tensors(file)  # whose damage the library did not name
+        raise ModelLoadError(f"{folder}: {_describe_error(error)}") from error
+
+
+def _describe_error(error: Exception) -> str:
+    """The error, with the library versions if they do not know the model type."""
+    text = f"the model cannot be loaded: {type(error).__name__}: {error}"
+    if "not supported" in str(error):
+        versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("mlx-lm", "mlx-vlm"))
+        text += f" (by {versions})"
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +146,7 @@ def _check_places(entries: Mapping[str, TensorEntry], size: int) -> None:
 def check_shards(folder: Path) -> None:
     """ModelLoadError if an index names a missing file. It is only a warning if the other files have all its
     weights: the libraries do not read the index of another checkpoint."""
-    for index in sorted(folder.glob("*.safetensors.index.json")):
+    for index in list_weight_indexes(folder):
         places = read_json(index).get("weight_map")
         if not isinstance(places, Mapping):
             continue

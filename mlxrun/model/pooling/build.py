@@ -18,9 +18,9 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import MAX_ROWS, PoolingBatch
-from mlxrun.model.load.model_files import read_json
+from mlxrun.model.load.model_files import list_weight_files, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.load.tensor_files import read_tensors
+from mlxrun.model.load.tensor_files import name_file_errors, read_tensors
 from mlxrun.model.load.weight_check import is_float, load_checked_weights
 from mlxrun.model.pooling.encoders import BertEncoder, ModernBertEncoder, rename_weight
 from mlxrun.model.pooling.pooled_model import ANSWERS, is_sigmoid, read_sentence_config
@@ -54,11 +54,12 @@ def build_decoder_runner(config: Config, info: LoadedModelInfo, caller: ModelCal
     states = DecoderStates(caller, hook, chunk if config.engine.reproducible else 0)
     dtype = caller.prefill(mx.array([[1]]), caller.make_cache(), 0, TEXT_ONLY).dtype
     head: VectorHead
-    if info.pooled.task == "score":
-        head = AnswerHead(caller, hook, [info.tokenizer.get_vocab()[word] for word in ANSWERS], dtype)
-    else:
-        head = EmbeddingHead(read_sentence_config(info.folder, config.model))
-    return _choose_rows(config, info, states, head, dtype)
+    with name_file_errors(info.folder):
+        if info.pooled.task == "score":
+            head = AnswerHead(caller, hook, [info.tokenizer.get_vocab()[word] for word in ANSWERS], dtype)
+        else:
+            head = EmbeddingHead(read_sentence_config(info.folder, config.model))
+        return _choose_rows(config, info, states, head, dtype)
 
 
 def build_encoder_runner(config: Config, info: LoadedModelInfo) -> PoolingRunner:
@@ -66,14 +67,15 @@ def build_encoder_runner(config: Config, info: LoadedModelInfo) -> PoolingRunner
     assert info.pooled is not None
     dtypes = {"bfloat16": mx.bfloat16, "float16": mx.float16}
     dtype = dtypes.get(config.model.dtype, mx.float32)
-    model, tensors = load_encoder(info.folder, info.config, dtype)
     head: VectorHead
-    if info.pooled.task == "score":
-        own = read_json(info.folder / "config_sentence_transformers.json")
-        head = RelevanceHead(info.config, tensors, is_sigmoid(info.config, own))
-    else:
-        head = EmbeddingHead(read_sentence_config(info.folder, config.model))
-    return _choose_rows(config, info, EncoderStates(model), head, dtype)
+    with name_file_errors(info.folder):
+        model, tensors = load_encoder(info.folder, info.config, dtype)
+        if info.pooled.task == "score":
+            own = read_json(info.folder / "config_sentence_transformers.json")
+            head = RelevanceHead(info.config, tensors, is_sigmoid(info.config, own))
+        else:
+            head = EmbeddingHead(read_sentence_config(info.folder, config.model))
+        return _choose_rows(config, info, EncoderStates(model), head, dtype)
 
 
 def _choose_rows(
@@ -128,7 +130,7 @@ def load_encoder(
 ) -> tuple[nn.Module, dict[str, mx.array]]:
     """The encoder, and the tensors of a head in float32. ModelLoadError if weights are missing."""
     tensors: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in list_weight_files(folder):
         tensors |= read_tensors(file)
     whole = sorted(name for name in tensors if not (is_float(tensors[name]) or _UNUSED.search(name)))
     if whole and not config.get("quantization"):

@@ -16,7 +16,12 @@ from typing import Any, Literal
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import PooledModel
-from mlxrun.model.load.model_files import find_hidden_size, read_json, read_json_list
+from mlxrun.model.load.model_files import (
+    find_hidden_size,
+    find_text_config,
+    read_json,
+    read_json_list,
+)
 
 ANSWERS = ("yes", "no")  # of a reranker that generates
 _POSITIONS = "max_position_embeddings"
@@ -97,8 +102,7 @@ def _read_reranker(
 
 def _check_causal(folder: Path, config: Mapping[str, Any]) -> None:
     """ModelLoadError for decoders whose tokens see those after them, which mlx-lm does not compute."""
-    text = config.get("text_config") or {}
-    for source in (text, config):
+    for source in (find_text_config(config), config):
         for key, causal in (("use_bidirectional_attention", (None, False)), ("is_causal", (None, True))):
             if source.get(key) not in causal:
                 raise ModelLoadError(
@@ -119,8 +123,7 @@ def _read_max_tokens(
 ) -> int:
     """Tokens of one text: `model.context_length`, else what the model's files say; never more than it has
     positions."""
-    text = config.get("text_config") or {}
-    positions = text.get(_POSITIONS) or config.get(_POSITIONS) or 1 << 31
+    positions = find_text_config(config).get(_POSITIONS) or config.get(_POSITIONS) or 1 << 31
     most = int(positions) - get_first_position(config)
     given = own or min(most, int(tokenizer.model_max_length))
     wanted = settings.context_length or given

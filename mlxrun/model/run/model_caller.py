@@ -56,7 +56,7 @@ def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list
         if known:
             return cache, int(logits.shape[-1])
         mx.eval(logits, list_all_arrays(cache))
-    except (RuntimeError, ValueError) as error:  # MLX's own, such as operations without a kernel for a dtype
+    except (RuntimeError, ValueError, TypeError) as error:  # MLX's own, as without a kernel for a dtype
         advice = "see whether another model.dtype works"
         if "filesystem error" in str(error):
             advice = (

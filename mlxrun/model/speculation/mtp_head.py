@@ -29,6 +29,7 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.model_files import list_weight_files
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.tensor_files import name_file_errors
 from mlxrun.model.load.weight_check import load_checked_weights
 
 log = logging.getLogger(__name__)
@@ -201,19 +202,20 @@ def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead
 def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> MTPHead:
     """The head with its weights evaluated, in this dtype. ModelLoadError if they are incomplete."""
     form, text = found.form, info.config.get("text_config") or info.config
-    model = _make_model(found.family, info.config, form)
-    first, layer = model.layers[0], model.layers[0]
-    if len(model.layers) > 1:
-        layer = LayerStack(model.layers)
-    eps = first["input_layernorm" if "input_layernorm" in first else "norm"].eps
-    head = MTPHead(layer, text["hidden_size"], eps, form)
-    if getattr(layer, "is_sliding_window", False):
-        head.window = int(text["sliding_window"])
-    arrays = _name_weights(model, found.weights, form)
-    _quantize(head, arrays)
-    load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, found.folder)
-    head.eval()
-    mx.eval(head.parameters())
+    with name_file_errors(found.folder):
+        model = _make_model(found.family, info.config, form)
+        first, layer = model.layers[0], model.layers[0]
+        if len(model.layers) > 1:
+            layer = LayerStack(model.layers)
+        eps = first["input_layernorm" if "input_layernorm" in first else "norm"].eps
+        head = MTPHead(layer, text["hidden_size"], eps, form)
+        if getattr(layer, "is_sliding_window", False):
+            head.window = int(text["sliding_window"])
+        arrays = _name_weights(model, found.weights, form)
+        _quantize(head, arrays)
+        load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, found.folder)
+        head.eval()
+        mx.eval(head.parameters())
     log.info("loaded a head that predicts further tokens, %s", format_rounded(count_weight_bytes(head)))
     return head
 
@@ -281,7 +283,8 @@ def read_head_weights(folder: Path, form: HeadFormat, layers: int) -> HeadWeight
     layer: dict[str, mx.array] = {}
     converted = False
     for file in list_weight_files(folder):
-        weights, metadata = mx.load(str(file), return_metadata=True)
+        with name_file_errors(folder):
+            weights, metadata = mx.load(str(file), return_metadata=True)
         for name in [name for name in weights if name.startswith(prefix)]:
             converted = converted or metadata.get("format") == "mlx"
             part, _, kind = name.removeprefix(prefix).rpartition(".")

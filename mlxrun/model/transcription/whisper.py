@@ -17,25 +17,35 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_audio.stt.models.whisper import Model, ModelConfig
-from mlx_audio.stt.models.whisper.audio import FRAMES_PER_SECOND, N_FRAMES, pad_or_trim
+from mlx_audio.stt.models.whisper.audio import (
+    FRAMES_PER_SECOND,
+    HOP_LENGTH,
+    N_FRAMES,
+    N_SAMPLES,
+    SAMPLE_RATE,
+    pad_or_trim,
+)
 from mlx_audio.stt.models.whisper.decoding import DecodingOptions
 from mlx_audio.stt.models.whisper.timing import add_word_timestamps
 from mlx_audio.utils import apply_quantization, load_weights
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcription import Recording, TimedWord, Transcript, TranscriptSegment
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.loader import choose_dtype
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.tensor_files import name_file_errors
 from mlxrun.model.load.weight_check import load_checked_weights
 
 # What the library's `generate` does by default.
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION, MIN_LOGPROB, MAX_SILENCE = 2.4, -1.0, 0.6
 FORGETTING = 0.5  # a window that was sampled at more is no prompt for the next one
+# Samples whose spectrum is computed in one call, and those on either side that its outer frames see too.
+PART, EDGE = 64 * SAMPLE_RATE, 3 * HOP_LENGTH
+RANGE = 2.0  # of the logarithms that the library keeps, below the largest
 
 
 @dataclass(slots=True)
@@ -88,10 +98,21 @@ class WhisperRunner:
         self._model = model
 
     def start(self, recording: Recording) -> WindowState:
-        """Compute the spectrum of a recording, with 30 seconds of silence after its end."""
-        mel, frames = self._model._prepare_audio(recording.samples)
-        mx.eval(mel)
-        return WindowState(recording, mel, frames)
+        """Compute the spectrum of a recording, with 30 seconds of silence after its end. The library computes
+        it at once, which takes more than ten times the memory of the samples."""
+        samples, parts = recording.samples, list[mx.array]()
+        starts = range(0, max(len(samples) - EDGE, 1), PART)  # the last part is not shorter than an edge
+        for start in starts:
+            before, is_last = min(start, EDGE), start == starts[-1]
+            own = samples[start - before : None if is_last else start + PART + EDGE]
+            mel, _ = self._model._prepare_audio(own, N_SAMPLES if is_last else 0)
+            first = before // HOP_LENGTH
+            parts.append(mel[first : None if is_last else first + PART // HOP_LENGTH])
+            mx.eval(parts)
+        whole = mx.concatenate(parts)
+        whole = mx.maximum(whole, whole.max() - RANGE)  # as the library does with what it computes at once
+        mx.eval(whole)
+        return WindowState(recording, whole, len(whole) - N_FRAMES)
 
     def advance(self, state: WindowState) -> Transcript:
         """Detect the language, or try the next window once. Return what is known more since."""
@@ -250,18 +271,16 @@ def _make_segment(found: Mapping[str, Any]) -> TranscriptSegment:
 def load_whisper(settings: ModelSettings, info: LoadedModelInfo) -> WhisperRunner:
     """Load a model's weights. ModelLoadError if they do not fit its config."""
     dtype = choose_dtype(settings) or mx.float16
-    try:
+    with name_file_errors(info.folder):
         model = Model(ModelConfig.from_dict(dict(info.config)), dtype)
         weights = model.sanitize(load_weights(info.folder))
         apply_quantization(model, dict(info.config), weights, None)
         wanted = dict(tree_flatten(model.parameters()))
         load_checked_weights(model, {name: weights[name] for name in wanted if name in weights}, info.folder)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise ModelLoadError(f"{info.folder}: the model cannot be loaded: {error}") from error
+        heads = read_json(info.folder / "generation_config.json").get("alignment_heads")
+        if heads:
+            model.set_alignment_heads(heads)
     model.eval()
     model._processor = SimpleNamespace(tokenizer=_KnownTokenizer(info.tokenizer))
-    heads = read_json(info.folder / "generation_config.json").get("alignment_heads")
-    if heads:
-        model.set_alignment_heads(heads)
     evaluate_parameters(model, info.name)
     return WhisperRunner(model)

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
+from mlxrun.core.errors import RequestError
 from mlxrun.core.media_names import MediaKind
 from mlxrun.model.hooks.tower_blocks import BlockRecorder, find_recorder
 from mlxrun.model.run.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
@@ -130,7 +131,7 @@ class ImagePromptEmbedder:
 
     def encode_part(self, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
         """Compute the next part of the pending images: a block of the tower, or what is left of its call.
-        `whole`: all of the call."""
+        `whole`: all of the call. RequestError if the model does not take these images."""
         pending = inputs.pending
         assert pending is not None
         try:
@@ -145,7 +146,7 @@ class ImagePromptEmbedder:
             return self._end_call(inputs, pending)
         except _MISFITS as error:
             if not pending.runs:
-                raise
+                raise RequestError(f"images are refused for this model: {error}") from error
             return self._embed_misfit(pending, error)
 
     def _embed_misfit(self, pending: PendingImages, error: Exception) -> PromptInputs:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.engine import build
 from mlxrun.model.load import footprint
-from mlxrun.model.load.footprint import check_memory, count_weight_bytes
+from mlxrun.model.load.footprint import check_memory, count_weight_bytes, list_tensor_bytes
 from mlxrun.model.load.loader import load_caller
+from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.memory_limits import MACHINE, MemoryLimit
 from tests.helpers import gguf_files
@@ -51,6 +57,43 @@ def test_the_sum_has_all_weights_of_a_model(
         converted = sum(a.nbytes for _, a in tree_flatten(model.parameters())) // 2 if path == file else 0
         loaded = count_weight_bytes(model)
         assert loaded + rows <= needed[0] <= loaded * 1.3 + converted + rows
+
+
+def write_float8(folder: Path) -> None:
+    """Store most matrices as DeepSeek's checkpoints do: numbers of 8 bits, and a scale for each block."""
+    file, tensors, packed = folder / "model.safetensors", dict[str, mx.array](), list[str]()
+    for name, array in mx.load(str(file)).items():
+        if array.ndim != 2 or "_proj" not in name or "kv_b" in name:
+            tensors[name] = array
+            continue
+        packed.append(name)
+        tensors[name] = mx.to_fp8(array)
+        tensors[f"{name}_scale_inv"] = mx.ones([-(-size // 128) for size in array.shape])
+    mx.save_safetensors(str(file), tensors)
+    data = file.read_bytes()
+    stop = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:stop])
+    for name in packed:
+        header[name]["dtype"] = "F8_E4M3"  # which mx.load reads, and does not write
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[stop:])
+    config = read_json(folder / "config.json")
+    own = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    write_json(folder / "config.json", config | {"quantization_config": own})
+
+
+def test_numbers_of_8_bits_count_as_the_library_loads_them(zoo: Zoo, tmp_path: Path) -> None:
+    folder = shutil.copytree(zoo.text("deepseek_v3"), tmp_path / "m")
+    config = make(folder)
+    plain = load_model_info(config.model, weights=True)
+    sizes = [sum(loaded for _, loaded in list_tensor_bytes(plain, size)) for size in (2, 4)]
+    write_float8(folder)
+    info = load_model_info(config.model, weights=True)
+    for itemsize, wanted in zip((2, 4), sizes, strict=True):
+        found = sum(loaded for _, loaded in list_tensor_bytes(info, itemsize))
+        assert wanted <= found <= wanted * 1.01, "with the scales"
+    assert sum(own for own, _ in list_tensor_bytes(info, 2)) < sizes[1] * 0.8
+    assert count_weight_bytes(load_caller(config, info).model) <= found
 
 
 def test_too_little_is_refused_before_weights_are_read(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load import load_progress
 from mlxrun.model.load.load_progress import LoadProgress, evaluate_parameters
 from mlxrun.model.load.model_files import EMBEDDED
@@ -60,7 +61,7 @@ def test_the_model_and_its_folder_are_named_at_once(log: pytest.LogCaptureFixtur
         patch.setattr(
             "mlxrun.model.load.model_info.load_tokenizer", lambda *_: seen.append(list(log.messages)) or 1 / 0
         )
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ModelLoadError, match="ZeroDivisionError"):
             load_model_info(ModelSettings(), weights=True)
     size = sum(path.stat().st_size for path in Path(EMBEDDED).glob("*.safetensors"))
     assert seen == [[f"loading embedded from {EMBEDDED}, {size / 1e6:.1f} MB of weights"]]

@@ -41,6 +41,18 @@ def test_each_digest_names_its_files(folder: Path, name: str, changed: set[str])
     assert {key for key in before if before[key] != after[key]} == changed
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "special_tokens_map.json"])
+def test_what_a_tokenizer_is_made_of_counts_where_there_is_no_tokenizer_json(folder: Path, name: str) -> None:
+    """Beside a tokenizer.json, these are from the time before it, and nothing reads them."""
+    plain = compute_digests(folder, None)
+    (folder / name).write_text("a")
+    assert compute_digests(folder, None) == plain
+    (folder / "tokenizer.json").unlink()
+    found = [compute_digests(folder, None)["tokenizer"]]
+    (folder / name).write_text("b")
+    assert compute_digests(folder, None)["tokenizer"] not in (*found, plain["tokenizer"])
+
+
 def test_files_of_sentence_transformers_count(folder: Path) -> None:
     """Of rerankers too, which have no modules.json."""
     name = "config_sentence_transformers.json"

@@ -21,12 +21,18 @@ def list_ignored(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message.removeprefix("a model: ") for message in found]
 
 
-def test_sampling_values_that_are_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    given = {"temperature": "hot", "top_k": True, "top_p": 0.5, "min_p": math.inf, "max_length": "x"}
-    assert read_sampling_defaults(FOLDER, given) == {"top_p": 0.5}
+def test_sampling_values_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    """No numbers, or ones that no request may have: a penalty of 0 would make NaN of logits."""
+    given = {"temperature": "hot", "top_p": 0.5, "top_k": True, "min_p": math.inf, "max_length": "x"}
+    assert read_sampling_defaults(FOLDER, given | {"repetition_penalty": 0}) == {"top_p": 0.5}
     assert list_ignored(caplog) == [
-        f"generation_config.json: {value} is ignored, since it is not a number"
-        for value in ("temperature 'hot'", "top_k True", "min_p inf")
+        f"generation_config.json: {value} is ignored, since it is not a number from {wanted}"
+        for value, wanted in (
+            ("temperature 'hot'", "0 to 2"),
+            ("top_k True", f"-1 to {1 << 31}"),
+            ("min_p inf", "0 to 1"),
+            ("repetition_penalty 0", "0.01 to 10"),
+        )
     ]
 
 

@@ -29,6 +29,8 @@ def test_a_folder_without_a_config_and_a_path_without_a_folder_are_named(tmp_pat
         find_model_folder(ModelSettings(path=str(tmp_path / "none")))
     with pytest.raises(ModelLoadError, match="there is no folder none$"):
         find_model_folder(ModelSettings(path="none/"))
+    with pytest.raises(ConfigError, match=r"^model\.path: ~nobody-here/m: Could not determine home"):
+        find_model_folder(ModelSettings(path="~nobody-here/m"))
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +94,8 @@ def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first == ("org/tiny",) and with_weights["revision"] == without["revision"] == "v1.2"
     assert "*.safetensors" in with_weights["allow_patterns"]
     assert "*.safetensors" not in without["allow_patterns"]
+    unread = with_weights["ignore_patterns"], without["ignore_patterns"]
+    assert unread == ("consolidated*",) * 2, "the same weights once more"
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "preprocessor_config.json"])

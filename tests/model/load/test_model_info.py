@@ -19,8 +19,9 @@ from PIL import Image
 from benchmarks.tiny.byte_tokenizer import EOS, PAD, write_json
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import MediaError, ModelLoadError
+from mlxrun.model.load.footprint import list_tensor_bytes
 from mlxrun.model.load.loader import load_caller
-from mlxrun.model.load.model_facts import DEFAULT_CONTEXT
+from mlxrun.model.load.model_facts import DEFAULT_CONTEXT, list_tensor_names
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -63,6 +64,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, set[int]]] = {
     "a list in generation_config.json": ({"eos_token_id": None}, {"eos_token_id": [9, PAD]}, {EOS, 9, PAD}),
     "all of them": ({"eos_token_id": 7}, {"eos_token_id": 9}, {EOS, 7, 9}),
     "of the text part": ({"eos_token_id": None, "text_config": {"eos_token_id": [11]}}, None, {EOS, 11}),
+    "of the part of InternVL": ({"eos_token_id": None, "llm_config": {"eos_token_id": 12}}, None, {EOS, 12}),
 }
 
 
@@ -143,11 +145,12 @@ def test_a_processor_needs_no_template(folder: Folder) -> None:
     assert (read.ids, read.image_spans) == (wanted.ids, wanted.image_spans) and len(read.image_spans) == 1
 
 
-def test_an_image_of_extreme_sides(folder: Folder) -> None:
-    """The error is in our words: it goes to clients."""
-    text = vision_models.prompt("qwen3_vl", "what is ", None, "?")
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_an_image_of_extreme_sides(folder: Folder, family: str) -> None:
+    """The error is in our words: it goes to clients. Also where the library would enlarge such a line."""
+    text = vision_models.prompt(family, "what is ", None, "?")
     with pytest.raises(MediaError, match="is 300 times as long as the other; it must be less than 200 times"):
-        host(folder("vision", "qwen3_vl")).process(text, [Image.new("RGB", (2, 600))])
+        host(folder("vision", family)).process(text, [Image.new("RGB", (2, 600))])
 
 
 # -- numbers ----------------------------------------------------------------------------------------------
@@ -160,6 +163,19 @@ CONTEXTS: dict[str, tuple[dict[str, Any], int]] = {
         {"max_position_embeddings": 77, "text_config": {"max_position_embeddings": 80}},
         80,
     ),
+    "InternVL's": ({"max_position_embeddings": None, "llm_config": {"max_position_embeddings": 81}}, 81),
+    "DeepSeek's": (
+        {"max_position_embeddings": None, "language_config": {"max_position_embeddings": 82}},
+        82,
+    ),
+    "Qwen3-Omni's": (
+        {
+            "max_position_embeddings": None,
+            "thinker_config": {"text_config": {"max_position_embeddings": 83}},
+        },
+        83,
+    ),
+    "a text part that is none": ({"text_config": "x"}, 4096),
     "none": ({"max_position_embeddings": None}, DEFAULT_CONTEXT),
 }
 
@@ -230,6 +246,38 @@ def test_a_text_model_cannot_be_made_to_see(folder: Folder) -> None:
 
 
 # -- weights ----------------------------------------------------------------------------------------------
+
+
+def test_weights_in_mistrals_own_form_do_not_count(folder: Folder) -> None:
+    """The library does not read them: they are the same weights once more, and may be missing."""
+    path = folder()
+    plain = host(path, kind="text")
+    weights = mx.load(str(path / "model.safetensors"))
+    mx.save_safetensors(str(path / "consolidated.safetensors"), {f"own.{k}": v for k, v in weights.items()})
+    write_json(path / "consolidated.safetensors.index.json", {"weight_map": {"own.x": "consolidated-2"}})
+    doubled = load_model_info(ModelSettings(path=str(path)), weights=True)
+    assert list(list_tensor_bytes(doubled, 4)) == list(list_tensor_bytes(plain, 4))
+    assert doubled.summary == plain.summary
+    assert doubled.digests["model"] == plain.digests["model"]
+    assert list_tensor_names(path) == weights.keys()
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"consolidated\* are not read: the model has no weights"):
+        load_model_info(ModelSettings(path=str(path)), weights=True)
+
+
+def test_a_link_to_weights_that_are_gone_is_named(folder: Folder) -> None:
+    """As a cache whose blobs were removed has it."""
+    path = folder()
+    (path / "model-2.safetensors").symlink_to(path / "gone")
+    with pytest.raises(ModelLoadError, match=r"llama.*FileNotFoundError.*model-2\.safetensors"):
+        load_model_info(ModelSettings(path=str(path)), weights=True)
+
+
+@pytest.mark.parametrize("value", [-1, {"a": 1}, True])
+def test_a_value_that_nothing_can_be_made_of_names_the_folder(folder: Folder, value: Any) -> None:
+    path = folder(config={"architectures": value})
+    with pytest.raises(ModelLoadError, match=rf"^{path}: the model cannot be loaded: "):
+        host(path)
 
 
 def with_extra(path: Path, *names: str) -> Path:

@@ -110,6 +110,30 @@ def test_a_head_of_two_layers_is_that_of_mlx_vlm(tmp_path: Path) -> None:
     assert mx.allclose(compute(load(tmp_path))[0], wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [None, (3,)])
+def test_a_head_without_an_expert_is_refused(tmp_path: Path, shape: tuple[int, ...] | None) -> None:
+    """By the error that `speculation.method: auto` goes on after."""
+    write_model("qwen3_next", tmp_path)
+    file = str(tmp_path / "model-mtp.safetensors")
+    weights, metadata = mx.load(file, return_metadata=True)
+    name = next(name for name in weights if "experts.2." in name)
+    changed = {n: array[...] for n, array in weights.items() if n != name}
+    changed |= {} if shape is None else {name: mx.zeros(shape)}
+    mx.eval(changed)
+    mx.save_safetensors(file, changed, metadata=metadata)
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: the model cannot be loaded: "):
+        load(tmp_path)
+
+
+def test_a_file_that_was_cut_has_no_head(tmp_path: Path) -> None:
+    write_model("qwen3_next", tmp_path)
+    info = load_model_info(ModelSettings(path=str(tmp_path)))
+    file = tmp_path / "model-mtp.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ModelLoadError, match=r"model-mtp\.safetensors"):
+        find_mtp_head(info)
+
+
 def test_a_head_that_mlx_vlm_split_off_is_the_same(tmp_path: Path) -> None:
     """The checkpoint beside it has none. Other families have other names there."""
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter

@@ -14,14 +14,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 
 from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcription import Recording, Transcript
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.transcription.whisper import WhisperRunner, load_whisper
-from tests.helpers.whisper_models import make_speech, write_whisper
+from mlxrun.model.transcription import whisper
+from mlxrun.model.transcription.whisper import EDGE, WhisperRunner, load_whisper
+from tests.helpers.whisper_models import RATE, make_speech, write_whisper
 
 NUMBERS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
 
@@ -97,6 +99,28 @@ def test_a_trial_computes_without_a_recording_and_raises_what_the_model_raises(f
     runner._model.encoder = fail
     with pytest.raises(RuntimeError, match="the device is gone"):
         runner.compute_trial()
+
+
+@pytest.mark.parametrize("count", [0, 1, -1, EDGE - 1, EDGE, EDGE + 1, 3 * EDGE])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_spectrum_is_the_librarys_and_computed_in_parts(
+    runner: WhisperRunner, monkeypatch: pytest.MonkeyPatch, parts: int, count: int
+) -> None:
+    """Also where a part is silent beside the others, and where the last one is short. At once it would take
+    ten times the memory of the samples."""
+    part, compute = RATE, log_mel_spectrogram
+    monkeypatch.setattr(whisper, "PART", part)
+    samples = make_speech(parts + 1, seed=parts)[: parts * part + count]
+    samples[: part // 2] *= 1e-4
+    mel, frames = runner._model._prepare_audio(samples)
+    given: list[int] = []
+    monkeypatch.setattr(
+        "mlx_audio.stt.models.whisper.whisper.log_mel_spectrogram",
+        lambda audio, **options: given.append(len(audio)) or compute(audio, **options),
+    )
+    state = runner.start(Recording(samples))
+    assert state.frames == frames and mx.array_equal(state.mel, mel).item()
+    assert len(given) == parts + (count > EDGE) and max(given) <= part + 2 * EDGE
 
 
 def test_windows_that_come_out_badly_are_tried_again(tmp_path: Path) -> None:
@@ -205,6 +229,27 @@ def test_heads_that_time_words_are_those_of_the_files(folder: Path, tmp_path: Pa
     shutil.copytree(folder, other)
     (other / "generation_config.json").write_text(json.dumps({"alignment_heads": [[0, 1]]}))
     assert load(other)._model.alignment_heads.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("generation_config.json", "alignment_heads", [["a", "b"]]),
+        ("generation_config.json", "alignment_heads", "abc"),
+        ("config.json", "n_mels", 0),
+        ("config.json", "n_audio_state", 3),
+        ("config.json", "n_vocab", None),
+    ],
+)
+def test_a_value_that_nothing_can_be_made_of_names_the_folder(
+    folder: Path, tmp_path: Path, file: str, key: str, value: Any
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folder, bad)
+    own = json.loads((bad / file).read_text()) if (bad / file).exists() else {}
+    write_json(bad / file, own | {key: value})
+    with pytest.raises(ModelLoadError, match="bad: the model cannot be loaded: "):
+        load(bad)
 
 
 def write_quantized(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import RequestError
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.run.model_caller import VisionModelCaller
@@ -284,3 +285,17 @@ def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None
     eyes.embed(eyes.made(text, B))
     gc.collect()
     assert mx.get_active_memory() - before <= eyes.caller._images.features.currsize + 4096
+
+
+def test_images_that_the_library_refuses_are_the_requests_fault(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two images of PaliGemma, GOT or Jina VLM: a 400, where clients ask again after a 500."""
+    eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch, separate=False)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("this model takes one image in a prompt")
+
+    monkeypatch.setattr(type(eyes.model), "get_input_embeddings", refuse)
+    with pytest.raises(RequestError, match="^images are refused for this model: this model takes one image"):
+        eyes.embed(eyes.made("a", A, B, "b"))

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.load.gguf.header import GgufHeader
+from mlxrun.model.load.gguf.header import GROUP_SIZE, GgufHeader
 from mlxrun.model.load.weight_check import load_checked_weights
 
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
@@ -41,7 +41,6 @@ _LAYER_NAMES = {
 }
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-GROUP_SIZE = 32  # of every quantized type that MLX reads
 # Metadata that changes what is computed, which these architectures have in mlx-lm only without it.
 _UNKNOWN = ("expert_count", "logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -110,13 +109,17 @@ def _require(header: GgufHeader, key: str, kind: type) -> Any:
 
 
 def _read_rope_scaling(header: GgufHeader, name: str) -> dict[str, Any] | None:
-    kind = header.read(f"{name}.rope.scaling.type", str, "none")
+    """As llama.cpp reads it: a factor without a type is linear, and its old name is `scale_linear`."""
+    keys = (f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear")
+    key = next((each for each in keys if header.metadata.get(each)), keys[0])
+    kind = header.read(f"{name}.rope.scaling.type", str, "linear" if header.metadata.get(key) else "none")
     if kind not in _SCALINGS:
         raise ModelLoadError(f"{header.path}: rope scaling {kind!r:.60} is not supported for GGUF files")
     if kind == "none":
         return None
-    factor = _require(header, f"{name}.rope.scaling.factor", float)
-    original = header.read(f"{name}.rope.scaling.original_context_length", int)
+    factor = _require(header, key, float)
+    context = header.read(f"{name}.context_length", int) if kind == "yarn" else None
+    original = header.read(f"{name}.rope.scaling.original_context_length", int, context)
     more = {"original_max_position_embeddings": original} if original else {}
     return {"rope_type": kind, "factor": factor, **more}
 

@@ -41,6 +41,8 @@ _MAX_ENTRIES = 1 << 16  # of the metadata, and of the tensors
 # Values and bytes of a block, by type; the types that are read (see architectures.py).
 _BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2)}
 _BLOCKS |= {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34), "Q6_K": (256, 210)}
+KEPT_BLOCKS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # and their bits for each value, in MLX
+GROUP_SIZE = 32  # values of each of these blocks
 _ALIGNMENT = 32  # of tensors, where `general.alignment` does not say
 
 
@@ -56,6 +58,14 @@ class GgufTensor:
         """Its bytes in the file; 0 for unsupported types."""
         values, nbytes = _BLOCKS.get(self.type, (1, 0))
         return math.prod(self.shape) // values * nbytes
+
+    def count_loaded_bytes(self, itemsize: int | None) -> int:
+        """Its bytes as MLX loads it, with floats of `itemsize` bytes; None: as it makes them. It keeps some
+        blocks, with a scale and a bias in float16 of each, and makes float16 of the others."""
+        values = math.prod(self.shape)
+        if self.type in KEPT_BLOCKS:
+            return values * KEPT_BLOCKS[self.type] // 8 + values // GROUP_SIZE * 2 * (itemsize or 2)
+        return values * (itemsize or (4 if self.type == "F32" else 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def run(hub: FakeHub, tmp_path: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_a_model_comes_is_listed_shown_and_goes(run: Run, hub: FakeHub) -> None:
+def test_a_model_comes_is_listed_shown_and_goes(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     pulled = run("pull", "tiny-chat-4bit")
     assert pulled.returncode == 0, pulled.stderr
     assert f"tiny-chat-4bit is {ID}" in pulled.stderr and "licence: apache-2.0" in pulled.stderr
@@ -68,9 +68,12 @@ def test_a_model_comes_is_listed_shown_and_goes(run: Run, hub: FakeHub) -> None:
     assert ambiguous.returncode == 2 and "there is no model no-such-model" in ambiguous.stderr
     refused = run("rm", "tiny-chat-4bit")
     assert refused.returncode == 2 and "give --yes" in refused.stderr
+    data = tmp_path / "hf" / "hub" / f"datasets--{ID.replace('/', '--')}" / "snapshots" / ("b" * 40)
+    data.mkdir(parents=True)
     removed = run("rm", "tiny-chat-4bit", "--yes")
     assert removed.returncode == 0 and "freed" in removed.stdout
     assert "only `embedded`" in run("list").stdout
+    assert data.is_dir(), "a dataset of the same name is none of the model"
 
 
 @pytest.mark.slow

@@ -43,10 +43,33 @@ def test_the_config_is_that_of_the_checkpoint(folder: Path, tmp_path: Path) -> N
     )
 
 
-def test_scaled_positions(folder: Path, tmp_path: Path) -> None:
-    given = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
-    config = make_config(read_header(convert(folder, tmp_path, **given)))
-    assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0}
+YARN, LINEAR = {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            {"scaling__type": "yarn", "scaling__factor": 4.0},
+            YARN | {"original_max_position_embeddings": 4096},
+        ),
+        (
+            {"scaling__type": "yarn", "scaling__factor": 4.0, "scaling__original_context_length": 9},
+            YARN | {"original_max_position_embeddings": 9},
+        ),
+        ({"scaling__factor": 4.0}, LINEAR),
+        ({"scale_linear": 4.0}, LINEAR),
+        ({"scaling__factor": 0.0}, None),
+        ({"scaling__type": "none", "scaling__factor": 4.0}, None),
+    ],
+)
+def test_scaled_positions(
+    folder: Path, tmp_path: Path, given: dict[str, Any], wanted: dict[str, Any] | None
+) -> None:
+    """As llama.cpp reads them (llama_model::load_hparams)."""
+    extra = {f"llama__rope__{key}": value for key, value in given.items()}
+    config = make_config(read_header(convert(folder, tmp_path, **extra)))
+    assert config["rope_scaling"] == wanted
 
 
 @pytest.mark.parametrize(

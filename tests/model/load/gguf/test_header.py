@@ -5,11 +5,15 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.gguf.architectures import TENSOR_TYPES
 from mlxrun.model.load.gguf.header import GgufTensor, read_header
-from tests.helpers.gguf_files import write_gguf
+from mlxrun.model.load.weight_check import is_float
+from tests.helpers.gguf_files import pack, write_gguf
 
 METADATA = {
     "general.architecture": "llama",
@@ -126,3 +130,16 @@ def test_a_string_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(whole.replace(struct.pack("<Q", 4) + b"word", struct.pack("<Q", 1 << 60) + b"word"))
     with pytest.raises(ModelLoadError, match="ends within its header"):
         read_header(file)
+
+
+@pytest.mark.parametrize("kind", TENSOR_TYPES)
+def test_bytes_in_memory_are_those_that_mlx_takes(tmp_path: Path, kind: str) -> None:
+    """Of Q6_K more than twice as many as in the file."""
+    shape = (8, 256)
+    data = bytes(8 * 210) if kind == "Q6_K" else pack(np.ones(shape, "<f4"), kind)
+    file = write_gguf(tmp_path / "a.gguf", {}, {"a.weight": (kind, shape, data)})
+    arrays = mx.load(str(file)).values()
+    tensor = read_header(file).tensors["a.weight"]
+    assert tensor.count_loaded_bytes(None) == sum(array.nbytes for array in arrays)
+    floats = [array.astype(mx.float32) if is_float(array) else array for array in arrays]
+    assert tensor.count_loaded_bytes(4) == sum(array.nbytes for array in floats)
