@@ -156,8 +156,10 @@ def find_nvrtc() -> tuple[Any, Sequence[Path]] | None:
     ]
     if not libraries:
         return None
-    homes = [libraries[0].parent.parent, *(os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))]
-    folders = [Path(home, "include") for home in (*homes, "/usr/local/cuda") if home]
+    package = libraries[0].parent.parent  # CUDA 12 has its headers in another one
+    homes = [package, package.parent / "cuda_runtime"]
+    homes += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [home / "include" for home in (*homes, Path("/usr/local/cuda"))]
     own = [folder for folder in folders if (folder / "cuda_fp16.h").exists()][:1]
     bundled = Path(mx.__file__).parent / "include"
     return ctypes.CDLL(str(libraries[0])), [*own, *(folder / "cccl" for folder in (bundled, *own))]
