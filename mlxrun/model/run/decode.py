@@ -75,7 +75,7 @@ class DecodeRunner:
         prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
         self.batch.update(
             set(ids),
-            [_make_joining(rid, row) for rid, row in joining.items()],
+            [make_joining(rid, row) for rid, row in joining.items()],
             [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in prefilling],
         )
         for row in joining.values():
@@ -129,7 +129,7 @@ class DecodeRunner:
         return sampling + self.batch.list_state_arrays()
 
 
-def _make_joining(rid: str, row: RunningRow) -> JoiningRow:
+def make_joining(rid: str, row: RunningRow) -> JoiningRow:
     """`together` holds what the row has only until it computes more."""
     together = row.together if row.together is not None and row.together.length == row.cached else None
     return JoiningRow(rid, row.cached, row.cache, row.page_keys, together)
