@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxrun.cli.options import load_command_config, name_model
+from mlxrun.core.cache_home import find_home
 from mlxrun.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def make_own_file(service: Service) -> ServiceFile:
     if not _NAME.fullmatch(service.name):
         text = "it has other characters than letters, digits, '.', '_' and '-'"
         raise ConfigError(f"--name {service.name}: {text}")
-    return make_service_file(service, platform.system(), Path.home(), os.getuid())
+    return make_service_file(service, platform.system(), find_home(), os.getuid())
 
 
 def find_program() -> list[str]:

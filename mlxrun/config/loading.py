@@ -20,6 +20,7 @@ from mlxrun.config.settings import Config
 from mlxrun.config.sources import ConfigSources
 from mlxrun.config.validation import validate_layer
 from mlxrun.core.byte_sizes import format_bytes
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import suggest
 
@@ -93,7 +94,7 @@ def _choose_file(path: Path | None, environ: Mapping[str, str]) -> tuple[Path | 
     if path is not None:
         return path, ""
     if environ.get(CONFIG_VARIABLE):
-        return Path(environ[CONFIG_VARIABLE]).expanduser(), f"{CONFIG_VARIABLE}: "
+        return expand_home(environ[CONFIG_VARIABLE]), f"{CONFIG_VARIABLE}: "
     return (Path(DEFAULT_FILE), "") if Path(DEFAULT_FILE).exists() else (None, "")
 
 

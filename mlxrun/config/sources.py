@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import SettingField, find_field, list_fields, list_sections
 from mlxrun.config.yaml_source import YamlError, parse_scalar, parse_value, parse_yaml
+from mlxrun.core.cache_home import expand_home
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 
 ENV_PREFIX = "MLXRUN_"
@@ -61,7 +64,8 @@ class ConfigSources:
             if "\0" in node.value:
                 self._report(node.origin, EXTENDS, "a path cannot have a NUL character")
                 continue
-            target = folder / Path(str(node.value)).expanduser()
+            with _name_origin(node):
+                target = folder / expand_home(str(node.value))
             if target.resolve() in chain:
                 names = " -> ".join(_shorten_path(step) for step in (*chain, target))
                 self._report(node.origin, EXTENDS, f"the files extend each other: {names}")
@@ -270,8 +274,17 @@ def _make_absolute(parent: ConfigNode | None, key: str, folder: Path, *, can_be_
 
 
 def _resolve_path(node: ConfigNode, folder: Path) -> ConfigNode:
-    target = os.path.abspath(folder / Path(node.value).expanduser())
-    return replace(node, value=target)
+    with _name_origin(node):
+        return replace(node, value=os.path.abspath(folder / expand_home(node.value)))
+
+
+@contextmanager
+def _name_origin(node: ConfigNode) -> Iterator[None]:
+    """A ConfigError of the block has the place of the node."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError.from_problems([f"{node.origin}: {error}"]) from error
 
 
 def _shorten_path(path: Path) -> str:

@@ -6,6 +6,7 @@ No message quotes a secret.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ _TYPES = {
     "null": "null",
 }
 MOST_SUGGESTED = 100  # unknown keys of a layer for which a suggestion is looked for: it takes a millisecond
+_SURROGATES = re.compile("[\ud800-\udfff]")  # which stand for bytes that are no text
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -51,7 +53,19 @@ def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
             text = describe_schema_error(error, find_field(steps))
             problems.append(ConfigProblem.at(node.origin, path, text))
     problems += _explain_unknown_keys(unknown)
-    return problems + list(_check_sizes(tree, {problem.key for problem in problems}))
+    problems += _check_sizes(tree, {problem.key for problem in problems})
+    return problems + list(_check_texts(tree))
+
+
+def _check_texts(node: ConfigNode, steps: tuple[str | int, ...] = ()) -> Iterator[ConfigProblem]:
+    """Check that texts can be written as UTF-8. The name of a file may have other bytes. `steps`: the place
+    of the node in the config."""
+    if isinstance(node.value, dict | list):
+        inner = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+        for step, child in inner:
+            yield from _check_texts(child, (*steps, step))
+    elif isinstance(node.value, str) and _SURROGATES.search(node.value):
+        yield ConfigProblem.at(node.origin, ".".join(map(str, steps)), "it is not UTF-8 text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxrun.config.settings import ServerSettings
+from mlxrun.core.cache_home import expand_home, find_home
 
 
 def find_data_folder(environ: Mapping[str, str]) -> Path:
-    """mlxrun's folder in XDG_DATA_HOME, else in ~/.local/share."""
+    """mlxrun's folder in XDG_DATA_HOME, else in ~/.local/share. ConfigError if the home folder is unknown."""
     base = environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "mlxrun"
+    return (Path(base) if os.path.isabs(base) else find_home() / ".local" / "share") / "mlxrun"
 
 
 def claim_data_folder(settings: ServerSettings, environ: Mapping[str, str]) -> Path:
     """The folder of the server with these settings, which is noted as its own."""
     if settings.data_path is not None:
-        return Path(settings.data_path).expanduser()
+        return expand_home(settings.data_path)
     folder = find_data_folder(environ)
     return folder if _claim(folder / "port", settings.port) else folder / f"port-{settings.port}"
 

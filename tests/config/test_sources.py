@@ -163,3 +163,10 @@ def test_a_key_may_be_a_word_or_a_switch(text: str, value: object) -> None:
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not one of 'cached', 'always', true, false"):
         load_config(None, (f"engine.load_check={text}",), {})
+
+
+def test_an_unknown_user_has_no_home() -> None:
+    """Nor has this one in a container for any user."""
+    lacks = "~nobody-of-this-name/x: the home folder is unknown; give a full path"
+    assert load_errors("extends: ~nobody-of-this-name/x\n") == [f"a.yaml:1:10: {lacks}"]
+    assert load_errors("model: {path: ~nobody-of-this-name/x}\n") == [f"a.yaml:1:15: {lacks}"]

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from mlxrun.config import validation
+from mlxrun.config.loading import load_config
 from mlxrun.config.nodes import Origin
 from mlxrun.config.yaml_source import parse_value
+from mlxrun.core.errors import ConfigError
 from tests.helpers.config_files import load_errors
 
 
@@ -117,3 +119,10 @@ def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
 def test_wrong_files(text: str, said: str) -> None:
     (line,) = load_errors(text)
     assert line.startswith(said)
+
+
+def test_a_name_that_is_no_text() -> None:
+    """As a folder on Linux may have one."""
+    with pytest.raises(ConfigError) as found:
+        load_config(None, ["model.path=./caf\udce9"])
+    assert found.value.problems == ("--set model.path: it is not UTF-8 text",)

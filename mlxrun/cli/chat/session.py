@@ -16,6 +16,7 @@ from rich.text import Text
 from mlxrun.cli.chat.conversation import Conversation, find_attachments, find_missing
 from mlxrun.cli.options import list_first, parse_field, say
 from mlxrun.cli.server_client import ClientError, ServerClient
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import suggest
 
@@ -246,7 +247,7 @@ def _name_files(text: str, place: int, files: Sequence[Path]) -> str:
 def _make_path(text: str) -> Path:
     if not text:
         raise ClientError("give the path of a file")
-    return Path(text).expanduser()
+    return expand_home(text)
 
 
 def _format_usage(usage: Any, first: float, start: float) -> str:

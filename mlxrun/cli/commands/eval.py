@@ -19,6 +19,7 @@ from mlxrun.cli.commands.job import make_row_report
 from mlxrun.cli.long_runs import keep_awake, raise_open_files
 from mlxrun.cli.options import add_config_options, list_first, load_command_config, say
 from mlxrun.cli.run_setup import read_model, share_memory_limit
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line
 
@@ -168,8 +169,8 @@ def _write_suite(
             raise JobError(f"--tasks: {describe_unknown_task(name)}")
     files = {key: _read_files(key, given, names) for key, given in (("data", data), ("examples", examples))}
     path = None if model is None else find_model(model)
-    if path is not None and Path(path).expanduser().exists():
-        path = os.path.abspath(Path(path).expanduser())  # the suite is in another folder
+    if path is not None and expand_home(path).exists():
+        path = os.path.abspath(expand_home(path))  # the suite is in another folder
     short = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path or "model").name).strip("._-")[:60] or "model"
     suite = build_suite(short, path, names, **files)
     text = "".join(

@@ -19,6 +19,7 @@ from mlxrun.config.nodes import DEFAULT, ConfigNode
 from mlxrun.config.setting_fields import hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.config.yaml_source import render_yaml
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.text_files import explain_missing_file
 from mlxrun.evals.suites.suite_checks import GENERATION, SAMPLING, TASK_KEYS
@@ -135,7 +136,7 @@ def _load_config(
         varied[key] = ConfigNode(value.value, value.origin, keys.key_origin)
     of_user = {} if user is None or user.value is None else {_USER: user}
     layers = [_build_layer(each) for each in ((own and own.value) or {}, of_user, varied)]
-    path = None if given.config is None else file.folder / Path(given.config).expanduser()
+    path = None if given.config is None else file.folder / expand_home(given.config)
     if path is not None and (reason := explain_missing_file(path)) is not None:
         file.report(("models", model, "config"), f"{path}: {reason}")
         path = None  # `set` is checked all the same

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.api.text.media.media_kinds import find_sound_kind
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import JobError
 from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.core.text_files import explain_missing_file
@@ -58,7 +59,7 @@ def open_rows(
     if hub is not None:
         dataset = _load_dataset(hub, folder)
         return RowSource(f"{hub.name}[{hub.split}]", None, dataset=dataset, prepare=prepare)
-    path = folder / Path(str(data)).expanduser()
+    path = folder / expand_home(str(data))
     if (reason := explain_missing_file(path)) is not None:
         raise JobError(f"{path}: {reason}")
     return RowSource(str(path), path.parent, path, prepare=prepare)
@@ -82,7 +83,7 @@ def _load_dataset(hub: HubSource, folder: Path) -> Any:
         raise JobError(f"the data set {hub.name} is on the hub, which needs `datasets`: {how}") from error
     for name in ("datasets", "huggingface_hub"):  # they would print each message, and log it too
         logging.getLogger(name).handlers.clear()
-    local = folder / Path(hub.name).expanduser()
+    local = folder / expand_home(hub.name)
     name = str(local.resolve()) if local.is_dir() else hub.name
     offline = not local.is_dir() and _stay_offline(datasets)
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import JobError
 from mlxrun.evals.judge import Judge, parse_judge, read_judge
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
@@ -226,7 +227,7 @@ def compile_parts(
     if task.messages:
         yield "messages", compile("messages", {"messages": list(task.messages)}, has_media)
     if task.template is not None:
-        yield "template", _read_file(folder / Path(task.template).expanduser(), is_completion)
+        yield "template", _read_file(folder / expand_home(task.template), is_completion)
     if task.system is not None:
         message = {"role": "system", "content": task.system}
         system = {"text": task.system} if is_completion else {"messages": [message]}
@@ -265,7 +266,7 @@ def parse_task_judge(
     if task.judge in (None, LATER):
         return None
     if isinstance(task.judge, str):
-        return read_judge(folder / Path(task.judge).expanduser())
+        return read_judge(folder / expand_home(task.judge))
     return parse_judge(task.judge, name, locate)
 
 
@@ -275,7 +276,7 @@ def locate_scorer(name: str, folder: Path) -> str:
     place, _, function = name.rpartition(":")
     if not place.endswith(".py"):
         return name
-    path = folder / Path(place).expanduser()
+    path = folder / expand_home(place)
     return f"{path if Path(place).is_absolute() else os.path.relpath(path)}:{function}"
 
 

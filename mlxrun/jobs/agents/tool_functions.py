@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.scoring.custom_scorer import import_function
 
@@ -57,7 +58,7 @@ def load_functions(entries: Sequence[Any], folder: Path) -> dict[str, ToolFuncti
         given = {"function": entry} if isinstance(entry, str) else entry
         place = str(given["function"])
         path, colon, name = place.rpartition(":")
-        where = f"{folder / Path(path).expanduser()}{colon}{name}" if path.endswith(".py") else place
+        where = f"{folder / expand_home(path)}{colon}{name}" if path.endswith(".py") else place
         tool = _make_tool(place, import_function(where, "tool")[1], given)
         if tool.name in found:
             raise JobError(f"tool {place!r}: there are two tools with the name {tool.name!r}")

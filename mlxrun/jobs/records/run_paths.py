@@ -40,7 +40,7 @@ class JobPaths:
             raise JobError(f"{job}: cannot read the job file: {os.strerror(errno.EISDIR)}")
         self.job = job
         self.out = out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl")
-        if out is not None and out.resolve() == job.resolve():
+        if out is not None and os.path.realpath(out) == os.path.realpath(job):
             raise JobError(f"{out}: the output would replace the job file; give another -o")
         try:
             reason = self._find_problem()

@@ -65,7 +65,7 @@ def list_cached_models() -> list[CachedModel]:
 
     try:
         repos = scan_cache_dir().repos
-    except CacheNotFound:
+    except (CacheNotFound, RuntimeError):  # there is none, or the home folder is unknown
         return []
     found = []
     for repo in repos:

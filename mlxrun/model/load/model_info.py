@@ -17,6 +17,7 @@ from typing import Any
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.model_summary import ModelSummary
@@ -251,7 +252,7 @@ def _read_adapters(settings: ModelSettings, own_name: str, *, generates: bool) -
 
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:
     """The model's own name: the hub id, or the name of the folder or of the GGUF file."""
-    path = Path(settings.path).expanduser()
+    path = expand_home(settings.path)
     if path.is_file():
         return path.stem
     return folder.resolve().name if path.is_dir() else settings.path

@@ -58,6 +58,12 @@ def test_paths(tmp_path: Path) -> None:
             JobPaths(job, out)
 
 
+def test_a_link_that_leads_nowhere_is_no_bug(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    assert JobPaths(tmp_path / "eval.jsonl", loop).out == loop  # the system refuses it when it is written
+
+
 @pytest.mark.parametrize("job", ["", ".", "/"])
 def test_a_folder_without_a_name_is_no_job(job: str) -> None:
     with pytest.raises(JobError, match=r"^[./]: cannot read the job file: Is a directory$"):

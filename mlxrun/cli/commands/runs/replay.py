@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +116,7 @@ class _Replay:
 
         name = run.paths.out.name.removesuffix(".jsonl").removesuffix(".out")
         out = self.output or run.paths.out.with_name(f"{name}.replay.out.jsonl")
-        if out.resolve() == run.paths.out.resolve():
+        if os.path.realpath(out) == os.path.realpath(run.paths.out):
             raise JobError(f"{out}: is the output of the run itself; give another -o")
         return JobPaths(run.paths.job, out)
 
