@@ -9,6 +9,7 @@ worker whose number is in their ids.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ FRONT = "front"  # the label `worker` of requests that failed at the front
 OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 15.0  # that a connection to a worker stays open; a worker closes it later
+SILENT_SECONDS = 30  # in which the machine of a worker acknowledges something; then it is gone
 
 
 def make_relay_app(
@@ -52,6 +54,23 @@ def make_relay_app(
     app[ENGINE] = state
     app.cleanup_ctx.append(relay.open_session)
     return app
+
+
+def open_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Open a socket that fails if the machine at its other end has vanished, which ends no connection. The
+    system asks that machine whether it is there, also while a worker computes and sends nothing."""
+    found = socket.socket(*address[:3])
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENT_SECONDS // 3),
+        ("TCP_KEEPALIVE", SILENT_SECONDS // 3),  # the same on macOS
+        ("TCP_KEEPINTVL", SILENT_SECONDS // 6),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", SILENT_SECONDS * 1000),  # for what was sent to it
+    ):
+        if hasattr(socket, name):  # no system has all
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return found
 
 
 class RelayedSlot(Protocol):
@@ -83,7 +102,7 @@ class Relay:
 
     async def open_session(self, app: web.Application) -> AsyncIterator[None]:
         """Keep connections to the workers while the application runs."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=open_socket)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         async with aiohttp.ClientSession(
             connector=connector,

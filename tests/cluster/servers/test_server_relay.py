@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import aiohttp
 import pytest
 
+from mlxrun.cluster.servers import server_relay
 from mlxrun.cluster.servers.server_actor import make_worker_app
 from mlxrun.cluster.servers.server_relay import SECRET_HEADER
 from mlxrun.config.settings import Config, ServerSettings
@@ -272,6 +274,26 @@ async def test_what_is_not_available() -> None:
             assert reply.status == 404 and "not available with --ray" in reply.body.decode()
         paths = (await front.get("/openapi.json")).json["paths"]
         assert "/v1/chat/completions" in paths and not any("batch" in path for path in paths)
+
+
+async def test_a_machine_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends no connection: the system has to ask it, also while a worker computes."""
+    opened: list[socket.socket] = []
+
+    def remember(address: Any) -> socket.socket:
+        opened.append(server_relay.open_socket(address))
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_relay, "open_socket", remember)
+        async with run_front(ServerFleet(say_number), 1) as front:
+            patch.undo()
+            assert read_text(await front.post("/v1/chat/completions", make_chat_body())) == "worker 0"
+            (found,) = opened
+            assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+                assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 async def test_no_worker_is_ready() -> None:
