@@ -64,7 +64,8 @@ def hash_prefixes(body: Mapping[str, Any]) -> list[bytes]:
     turns = body.get("messages", body.get("input", body.get("prompt")))
     parts: Collection[Any] = turns if isinstance(turns, list) else [turns]
     head = [body.get(name) for name in ("tools", "system", "instructions")]
-    rolling, length = hashlib.blake2b(str(body.get("model")).encode(), digest_size=12), 0
+    model = str(body.get("model")).encode("utf-8", "surrogatepass")
+    rolling, length = hashlib.blake2b(model, digest_size=12), 0
     found: list[bytes] = []
     for part in (*head, *parts):
         for text in islice(iterate_texts(part), MOST_TEXTS):

@@ -32,7 +32,7 @@ from mlxrun.server.endpoints.admin import WARM_PATH, get_openapi
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import CONFIG, ID_HEADER, request_id, write_key
 from mlxrun.server.http.forms import MAX_FIELDS, find_form_field
-from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
+from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, parse_body, read_bytes
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface
 from mlxrun.server.live_requests import ENGINE_ERROR
 
@@ -260,7 +260,7 @@ def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:
 
 async def read_fields(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
     """Read a body, and return it with the fields by which a request is routed; of a form that is its model. A
-    body that is no JSON object has none, as its worker refuses it."""
+    body that is no JSON object has none, as its worker refuses it. RequestError for one that is no JSON."""
     if not request.can_read_body:
         return b"", {}
     endpoint = request.app[ROUTES].find(request)[1]
@@ -270,6 +270,6 @@ async def read_fields(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
     body = await read_bytes(request, get_max_body_bytes(request.app))
     try:
         found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        found = None
+    except orjson.JSONDecodeError:  # it takes no byte order mark, which workers take
+        found = await parse_body(body) if body.strip() else None
     return body, found if isinstance(found, dict) else {}

@@ -43,7 +43,7 @@ async def read_json(request: web.Request) -> Any:
     arriving."""
     config = request.app[CONFIG]
     raw = await read_bytes(request, get_max_body_bytes(request.app))
-    body = await _parse(raw)
+    body = await parse_body(raw)
     check_message_counts(body, config.server.max_messages)
     if config.log.prompts:
         log.debug("%s body %s", request_id(request), raw.decode())
@@ -53,7 +53,7 @@ async def read_json(request: web.Request) -> Any:
 async def read_empty_body(request: web.Request) -> None:
     """Read the body of an endpoint without fields: none, or `{}`. RequestError for any field."""
     raw = await read_bytes(request, get_max_body_bytes(request.app))
-    for key in check_type(await _parse(raw), dict, "body") if raw.strip() else ():
+    for key in check_type(await parse_body(raw), dict, "body") if raw.strip() else ():
         reject(shorten(key), "unknown parameter: this endpoint takes none", code=UNKNOWN)
 
 
@@ -156,8 +156,9 @@ def parse_json(raw: bytes) -> Any:
         raise RequestError(LONG_NUMBER, code="invalid_json") from error
 
 
-async def _parse(raw: bytes) -> Any:
-    """Parse strict JSON of any size, but with a limited number of values."""
+async def parse_body(raw: bytes) -> Any:
+    """Parse strict JSON of any size, but with a limited number of values. RequestError says where it is
+    wrong."""
     if len(raw) <= SMALL_BODY:
         return parse_json(raw)
     await asyncio.to_thread(check_value_counts, raw)

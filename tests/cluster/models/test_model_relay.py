@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -46,6 +48,32 @@ async def test_each_request_reaches_the_model_that_it_names() -> None:
         assert (await front.post("/api/chat", chat)).json["message"]["content"] == "I am b"
         for body in (make_chat_body(), make_chat_body(model="")):
             assert read_text(await front.post("/v1/chat/completions", body)) == "I am a"
+
+
+async def test_a_body_with_a_mark_before_it_reaches_its_model() -> None:
+    """Some programs begin each file with a byte order mark."""
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        body = b"\xef\xbb\xbf" + json.dumps(make_chat_body(model="b")).encode()
+        assert read_text(await front.post("/v1/chat/completions", body)) == "I am b"
+        assert [slot.state for slot in front.pool.slots] == ["unloaded", "ready"]
+
+
+async def test_half_an_emoji_beside_a_stored_file_is_refused(tmp_path: Path) -> None:
+    async with run_models_front(FakeModels(script=say_name), data=tmp_path) as front:
+        upload = aiohttp.FormData({"purpose": "user_data"})
+        upload.add_field("file", b"%PDF-", filename="a.pdf")
+        async with front.http.post(front.url + "/v1/files", data=upload) as reply:
+            file = {"type": "file", "file": {"file_id": (await reply.json())["id"]}}
+        messages = [{"role": "user", "content": [{"type": "text", "text": "hello \ud83d"}, file]}]
+        refused = await front.post("/v1/chat/completions", make_chat_body(model="b", messages=messages))
+        assert refused.status == 400 and refused.json["error"]["param"].startswith("messages[0].content")
+
+
+async def test_no_model_is_loaded_for_a_body_that_is_no_json() -> None:
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        reply = await front.post("/v1/chat/completions", b'{"model": "b",')
+        assert reply.status == 400 and reply.json["error"]["code"] == "invalid_json"
+        assert front.models.lives == []
 
 
 async def test_a_path_for_vectors_finds_the_model_that_gives_them() -> None:
