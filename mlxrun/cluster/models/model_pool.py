@@ -308,14 +308,14 @@ class ModelPool:
             self._set_state(slot, "ready")
             await self._announce()
             await self._serve(slot, worker)
-        except MlxrunError as error:
+        except Exception as error:
             if self.is_draining:  # which has ended it
                 return
-            log.error("%s: %s", slot.name, error)
-            now = asyncio.get_running_loop().time()
-            is_steady = slot.state in ("ready", "draining") and now - slot.since > STEADY_SECONDS
+            log.error("%s: %s", slot.name, error, exc_info=not isinstance(error, (MlxrunError, OSError)))
             if not isinstance(error, (ModelLoadError, EngineDead)):  # no fault of a request
                 error = ModelLoadError(str(error))
+            now = asyncio.get_running_loop().time()
+            is_steady = slot.state in ("ready", "draining") and now - slot.since > STEADY_SECONDS
             slot.error, slot.failed = error, now
             slot.failures = 0 if is_steady else slot.failures + 1
         finally:

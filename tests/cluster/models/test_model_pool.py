@@ -14,7 +14,7 @@ from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.core.errors import Draining, ModelLoadError, NotFound, Overloaded, RequestError, TimedOut
 from tests.helpers.command_processes import PATIENCE
-from tests.helpers.fake_models import FakeModels
+from tests.helpers.fake_models import FakeModel, FakeModels
 from tests.helpers.raw_clients import until
 
 
@@ -151,6 +151,27 @@ async def test_a_model_that_cannot_be_loaded_fails_its_requests_alone() -> None:
         pool.slots[0].failed -= 10.0
         await use(pool, "a")
         assert pool.slots[0].error is None
+
+
+async def test_a_process_that_cannot_be_started_is_not_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the system has no room for it, or this process may open no more files."""
+    models = FakeModels(pinned=("b",))
+
+    async def start(model: FakeModel) -> str:
+        raise OSError(24, "Too many open files")
+
+    async with started(models, limit=2) as pool:
+        monkeypatch.setattr(FakeModel, "start", start)
+        with pytest.raises(ModelLoadError, match="Too many open files"):
+            await use(pool, "a")
+        with pytest.raises(ModelLoadError, match=r"Too many open files .it is tried again in \d s."):
+            await use(pool, "a")
+        assert len(models.lives) == 2
+    with pytest.raises(ModelLoadError, match="Too many open files"):
+        async with started(models):
+            raise AssertionError("it has started")
 
 
 @pytest.mark.parametrize("is_line", [False, True])
