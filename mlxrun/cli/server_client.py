@@ -128,7 +128,8 @@ class ServerClient:
         return min((length for length in known if isinstance(length, int)), default=None)
 
     def _read_models(self, timeout: float) -> list[dict[str, Any]]:
-        return list(self.call("GET", "/v1/models", timeout=timeout).get("data", ()))
+        found = self.call("GET", "/v1/models", timeout=timeout).get("data")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
@@ -153,10 +154,14 @@ class ServerClient:
             try:
                 connection.request(method, f"{urlsplit(self.url).path}{path}", body, self._headers)
                 answer = connection.getresponse()
+                refusal = None if answer.status == 200 else answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise ClientError(f"{self.url} does not answer: {error}") from error
-            if answer.status != 200:
-                raise ClientError(_describe_refusal(answer.status, answer.read()))
+            except ValueError as error:  # whose text may have the key in it
+                text = "the URL or the API key has characters that HTTP does not allow"
+                raise ClientError(f"{self.url} cannot be asked: {text}") from error
+            if refusal is not None:
+                raise ClientError(_describe_refusal(answer.status, refusal))
             try:
                 yield answer
             except (OSError, http.client.HTTPException) as error:
@@ -180,23 +185,31 @@ def _describe_refusal(status: int, body: bytes) -> str:
 
 
 def _read_stream(answer: http.client.HTTPResponse) -> Generator[AnswerDelta, None, None]:
-    """The parts in the events of the stream (server-sent events, as OpenAI has them)."""
+    """The parts in the events of the stream (server-sent events, as OpenAI has them). ClientError if it has
+    no end: a connection that breaks looks like one."""
+    has_ended = False
     for line in answer:
-        if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+        field, _, data = line.partition(b":")
+        if field != b"data":
             continue
-        event = read_json(line[len(b"data: ") :])
-        if "error" in event:
-            raise ClientError(str(event["error"].get("message", event["error"])))
-        for choice in event.get("choices", ()):
-            delta = choice.get("delta", {})
+        if data.strip() == b"[DONE]":
+            return
+        event = read_json(data)
+        if error := event.get("error"):
+            raise ClientError(str(error.get("message", error) if isinstance(error, dict) else error))
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
             if text := delta.get("reasoning_content"):
                 yield AnswerDelta(text, reasoning=True)
             if text := delta.get("content"):
                 yield AnswerDelta(text)
+            has_ended = has_ended or choice.get("finish_reason") is not None
             if choice.get("finish_reason") == "length":
                 yield AnswerDelta(cut=True)
         if usage := event.get("usage"):
             yield AnswerDelta(usage=usage)
+    if not has_ended:
+        raise ClientError("the server broke off before the end of the answer")
 
 
 def connect(url: str, timeout: float, certificate: str | None = None) -> http.client.HTTPConnection:

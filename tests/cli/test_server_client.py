@@ -1,4 +1,4 @@
-"""Commands that talk with a server over https: which certificate they accept, and the commands themselves."""
+"""The client of commands: what other programs may answer, which certificate it accepts, and the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import io
 import json
 import shutil
 import signal
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,84 @@ async def test_without_one_the_machine_decides(tmp_path: Path, monkeypatch: pyte
             await asyncio.to_thread(ask, s.url, None)
         monkeypatch.setenv("SSL_CERT_FILE", files["certificate"])
         assert await asyncio.to_thread(ask, s.url, None) == 200
+
+
+@contextmanager
+def run_scripted(body: bytes, status: int = 200, missing: int = 0) -> Iterator[ServerClient]:
+    """A client of a server that always answers the same, and ends the connection. `missing`: bytes that it
+    has promised besides."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body) + missing))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = answer  # noqa: N815
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield ServerClient(f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+
+
+def read_answer(body: bytes) -> str:
+    with run_scripted(body) as client:
+        return "".join(part.text for part in client.stream([], {}))
+
+
+@pytest.mark.parametrize(
+    "end", ['{"choices": [{"delta": null, "finish_reason": "stop"}]}', '{"choices": null}\n\ndata: [DONE]']
+)
+def test_a_stream_of_another_program_is_read(end: str) -> None:
+    """One that writes no space, null where there is nothing, and [DONE] or not."""
+    text = 'data:{"choices": [{"delta": {"content": "five"}}], "error": null}'
+    assert read_answer(f"{text}\n\ndata: {end}\n\n".encode()) == "five"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('data: {"choices": [{"delta": {"content": "fi"}}]}\n\n', "broke off before the end of the answer"),
+        ("", "broke off before the end of the answer"),
+        ('data: {"error": "it crashed"}\n\n', "^it crashed$"),
+        ('data: {"error": {"message": "it crashed"}}\n\n', "^it crashed$"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(body: str, reason: str) -> None:
+    """As where the server is killed: the end of its connection is no end of the answer."""
+    with pytest.raises(ClientError, match=reason):
+        read_answer(body.encode())
+
+
+@pytest.mark.parametrize("body", ["[]", '{"data": null}', '{"data": "text"}', '{"data": ["text"]}'])
+def test_another_program_has_no_models(body: str) -> None:
+    with run_scripted(body.encode()) as client:
+        assert client.list_models() == []
+
+
+def test_a_refusal_that_breaks_off_is_an_error_too() -> None:
+    with (
+        run_scripted(b"{", status=500, missing=9) as client,
+        pytest.raises(ClientError, match="does not answer"),
+    ):
+        client.list_models()
+
+
+@pytest.mark.parametrize(
+    ("end", "key"), [("", "sesame\r"), ("", "sesame\u65e5"), ("/caf\u00e9", None), ("/a..b\u00e9.de", None)]
+)
+def test_what_http_does_not_allow_is_an_error_without_the_key(end: str, key: str | None) -> None:
+    with run_scripted(b"{}") as client, pytest.raises(ClientError, match="HTTP does not allow") as found:
+        ServerClient(client.url + end, key).list_models()
+    assert "sesame" not in str(found.value)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.text import Text
 
@@ -34,6 +35,7 @@ HELP = """\
 /bye               end; so do /exit, /quit and Ctrl-D
 Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image, a PDF,
 a video or a sound in a question attaches it. Ctrl-C stops an answer."""
+OWN_FIELDS = ("messages", "n", "stream", "stream_options")
 END = ("bye", "exit", "quit")  # commands
 QUOTES = '"""'
 ReadLine = Callable[[str], str]
@@ -65,7 +67,7 @@ class ChatSession:
                         return
                 else:
                     self.ask(text)
-            except MlxrunError as error:
+            except (MlxrunError, click.UsageError) as error:
                 self._note(str(error))
 
     def ask(self, text: str) -> None:
@@ -100,11 +102,15 @@ class ChatSession:
         except KeyboardInterrupt:
             shown.end()
             self._note("stopped")
+        except ClientError:
+            if shown.first is not None:
+                shown.end()
+            raise
         else:
             shown.end()
         self.conversation.answer(shown.answer)
         if is_cut:
-            tokens = "" if usage is None else f" ({usage.get('completion_tokens', 0):,})"
+            tokens = "" if usage is None else f" ({usage.get('completion_tokens') or 0:,})"
             say(f"the answer was cut at its maximum number of tokens{tokens}; {self.limit_option} sets it")
         if self.shows_stats and usage is not None:
             self._note(_format_usage(usage, shown.first or time.monotonic(), start))
@@ -151,6 +157,8 @@ class ChatSession:
         from mlxrun.api.openai.fields import BODIES
 
         name, value = parse_field(text.replace(" ", "=", 1) if "=" not in text else text, "/set")
+        if name in OWN_FIELDS:
+            raise ClientError(f"{name} cannot be set: each request of a chat has its own")
         BODIES["chat"].check({name: value})
         self.fields[name] = value
         if value is None:
@@ -252,7 +260,7 @@ def _make_path(text: str) -> Path:
 
 def _format_usage(usage: Any, first: float, start: float) -> str:
     """Tokens and speed of an answer; times are by time.monotonic."""
-    prompt, answer = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    prompt, answer = (usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens"))
     reused = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     seconds = max(time.monotonic() - first, 1e-6)
     speed = f", {(answer - 1) / seconds:.1f} tokens/s" if answer > 1 else ""

@@ -141,6 +141,19 @@ def test_an_answer_that_was_cut_is_said_to_be(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("typed", ["temperature", "stream=false", "messages=[]", "n=2"])
+def test_what_cannot_be_set_ends_no_conversation(typed: str) -> None:
+    client = ScriptedClient([AnswerDelta("five")], [AnswerDelta("six")])
+    shown, session = talk(client, "2 + 3?", f"/set {typed}", "and one?")
+    assert session.fields == {} and "six" in shown
+    assert [each["role"] for each in client.received[1][0]] == ["user", "assistant", "user"]
+
+
+def test_an_answer_that_breaks_off_ends_its_line() -> None:
+    shown, session = talk(ScriptedClient([AnswerDelta("fi"), ClientError("it broke off")]), "2 + 3?")
+    assert shown.splitlines() == ["fi", "it broke off"] and session.conversation.turns == []
+
+
 def test_a_field_that_no_request_has_is_not_set() -> None:
     shown, session = talk(ScriptedClient(), "/set temprature=2", "/set temperature=9", "/set top_k=2")
     assert "temprature: unknown parameter (did you mean 'temperature'?)" in shown
