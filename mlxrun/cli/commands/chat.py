@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -85,6 +86,8 @@ def command(
 
     if url is not None and (model is not None or config_path is not None or sets):
         raise click.UsageError("--url names a server, which has its model: give no MODEL, -c or --set")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a log that is piped in may have bytes that are no text
     is_free = model is None and config_path is None and not sets
     question = _read_question(prompt)
     with _open_client(
@@ -165,15 +168,21 @@ def _check_attachments(question: str, model: ModelSettings) -> None:
 
 
 def _converse(session: ChatSession) -> None:
-    """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line."""
+    """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line, and
+    SIGTERM the conversation."""
     history = _load_history()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _abort)
     say("/help lists the commands, Ctrl-D ends")
     try:
         session.run(input)
     finally:
         signal.signal(signal.SIGINT, before)
         _save_history(history)
+
+
+def _abort(number: int, frame: object) -> None:
+    raise click.Abort
 
 
 def _load_history() -> Path:

@@ -45,6 +45,15 @@ def test_one_question(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert "5" in found.out and "loading embedded" in found.err
 
 
+def test_what_is_piped_in_may_be_no_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a log of a program that writes Latin-1."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert main(["chat", "-p", "What is 2 + 3?", "--set", "sampling.temperature=0"]) == 0
+    assert "loading embedded" in capsys.readouterr().err
+
+
 def test_a_server_is_used_where_there_is_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,8 +159,9 @@ def test_an_interrupt_does_not_wait_for_a_load(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_at_a_terminal(tmp_path: Path) -> None:
-    """An answer comes, /bye ends the session, and what was typed is kept."""
+@pytest.mark.parametrize("end_by", ["/bye", "SIGTERM"])
+def test_at_a_terminal(tmp_path: Path, end_by: str) -> None:
+    """An answer comes, /bye or a signal ends the session, and what was typed is kept."""
     code = (
         "import sys; from mlxrun.cli import server_client; from mlxrun.cli.main import main;"
         "server_client.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
@@ -172,7 +182,13 @@ def test_at_a_terminal(tmp_path: Path) -> None:
         os.close(end)
         wait_for(">>> ", "What is 2 + 3?\n")
         wait_for("5", "")
-        wait_for(">>> ", "/bye\n")
-        assert process.wait(60) == 0
+        if end_by == "/bye":
+            wait_for(">>> ", "/bye\n")
+            assert process.wait(60) == 0
+        else:
+            wait_for(">>> ", "")
+            process.terminate()
+            wait_for("mlxrun: interrupted", "")
+            assert process.wait(60) == 130
     os.close(screen)
     assert "What is 2 + 3?" in (tmp_path / "mlxrun" / "chat_history").read_text()
