@@ -44,10 +44,11 @@ def command(name: str | None, is_all: bool, now: bool) -> None:
     chosen = choose_servers(list_running_servers(), name, is_all)
     for note in chosen:
         say(f"stopping {_describe(note)}")
-        _signal(note, now)
-    left = {note.pid for note in chosen}
-    while left & {note.pid for note in list_running_servers()}:
+        _signal(note)
+    while left := [note for note in list_running_servers() if note in chosen]:
         time.sleep(_POLL_SECONDS)
+        for note in left if now else ():  # a server takes signals that follow at once for the first one
+            _signal(note)
 
 
 def choose_servers(servers: Sequence[ServerNote], name: str | None, is_all: bool) -> list[ServerNote]:
@@ -78,10 +79,7 @@ def _is_meant(note: ServerNote, name: str) -> bool:
     return name in known or name.casefold() in known or name.rstrip("/") == note.url
 
 
-def _signal(note: ServerNote, now: bool) -> None:
-    """A second signal ends a server at once."""
+def _signal(note: ServerNote) -> None:
+    """End a server; at once, if it is ending already."""
     with suppress(ProcessLookupError):
         os.kill(note.pid, signal.SIGTERM)
-        if now:
-            time.sleep(_POLL_SECONDS)
-            os.kill(note.pid, signal.SIGTERM)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from mlxrun.cli.commands.stop import choose_servers
 from mlxrun.cli.main import main
+from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.core.errors import ConfigError
 from mlxrun.server.running_servers import ServerNote
 from tests.helpers.command_processes import run_serve
@@ -53,3 +55,21 @@ def test_a_server_is_listed_and_stopped(
         assert server.process.wait(60) in (0, 143)
     assert main(["ps"]) == 0
     assert capsys.readouterr().out.startswith("no servers run")
+
+
+@pytest.mark.slow
+def test_now_waits_for_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that would let its requests finish for an hour."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    messages, fields = (
+        [{"role": "user", "content": "hello"}],
+        {"max_tokens": 4000, "ignore_eos": True, "n": 8},
+    )
+    with run_serve(tmp_path, "server.drain_timeout=3600") as server:
+        client = ServerClient(server.url)
+        with closing(client.stream(messages, fields)) as parts:
+            next(parts)
+            assert main(["stop", "--now"]) == 0
+            with pytest.raises(ClientError, match="broke off"):
+                list(parts)
+        assert server.process.wait(60) in (-15, 143)
