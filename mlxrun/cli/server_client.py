@@ -72,6 +72,17 @@ def find_server(key: str | None) -> str | None:
     return None
 
 
+def explain_refusal(key: str | None) -> str | None:
+    """Why the newest server on this machine is none that `find_server` finds; None if none runs."""
+    url, certificate = next(reversed(list_certificates().items()), ("", None))
+    if not url:
+        return None
+    state = read_state(url, certificate)
+    if state != "ok":
+        return f"{url} cannot be asked now, its state is: {state}"
+    return f"{url} needs {'another API key' if key else 'its API key'}: give --key, or set {KEY_VARIABLE}"
+
+
 def make_client(url: str, key: str | None) -> ServerClient:
     """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
     return ServerClient(url, key, list_certificates().get(url.rstrip("/").removesuffix("/v1")))

@@ -13,8 +13,8 @@ import click
 from mlxrun.cli.server_client import (
     KEY_VARIABLE,
     ServerClient,
+    explain_refusal,
     find_server,
-    list_certificates,
     make_client,
 )
 from mlxrun.core.byte_sizes import format_rounded
@@ -41,11 +41,8 @@ def add_server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(url: str | None, key: str | None, **options: Any) -> Any:
         found = url or find_server(key)
         if found is None:
-            running = next(reversed(list_certificates()), None)
-            if running is not None:
-                need = "another API key" if key else "its API key"
-                raise ConfigError(f"{running} needs {need}: give --key, or set {KEY_VARIABLE}")
-            raise ConfigError("no server runs on this machine; `mlxrun serve` starts one, or give --url")
+            none = "no server runs on this machine; `mlxrun serve` starts one, or give --url"
+            raise ConfigError(explain_refusal(key) or none)
         return function(client=make_client(found, key), **options)
 
     return call

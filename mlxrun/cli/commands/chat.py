@@ -22,7 +22,13 @@ from mlxrun.cli.options import (
     name_model,
     say,
 )
-from mlxrun.cli.server_client import KEY_VARIABLE, ServerClient, find_server, make_client
+from mlxrun.cli.server_client import (
+    KEY_VARIABLE,
+    ServerClient,
+    explain_refusal,
+    find_server,
+    make_client,
+)
 from mlxrun.core.terminal import open_console
 
 if TYPE_CHECKING:
@@ -90,9 +96,11 @@ def command(
         sys.stdin.reconfigure(errors="replace")  # a log that is piped in may have bytes that are no text
     is_free = model is None and config_path is None and not sets
     question = _read_question(prompt)
-    with _open_client(
-        url or (find_server(key) if is_free else None), key, model, config_path, sets, question
-    ) as (client, usual):
+    if is_free and url is None:
+        url = find_server(key)
+        if url is None and (refusal := explain_refusal(key)) is not None:
+            say(f"{refusal}; a model in this process answers")
+    with _open_client(url, key, model, config_path, sets, question) as (client, usual):
         limit = max_tokens or usual
         fields = {} if limit is None else {"max_tokens": limit}
         session = ChatSession(client, open_console(), Conversation(system), fields, shows_stats=stats)

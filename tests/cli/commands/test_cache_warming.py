@@ -86,14 +86,17 @@ def test_what_is_wrong_is_said(
         assert text in capsys.readouterr().err
     commands = "mlxrun.cli.commands.cache_warming"
     monkeypatch.setattr(f"{commands}.find_server", lambda key: None)
-    monkeypatch.setattr(f"{commands}.list_certificates", dict)
+    client = "mlxrun.cli.server_client"
+    monkeypatch.setattr(f"{client}.list_certificates", dict)
     assert main(["cache", "pinned"]) == 2
     assert "no server runs" in capsys.readouterr().err
-    monkeypatch.setattr(f"{commands}.list_certificates", lambda: {"http://a": None, "http://b": None})
-    for key, text in (
-        ((), "http://b needs its API key: give --key"),
-        (("--key", "k"), "needs another API key"),
+    monkeypatch.setattr(f"{client}.list_certificates", lambda: {"http://a": None, "http://b": None})
+    for state, key, text in (
+        ("ok", (), "http://b needs its API key: give --key"),
+        ("ok", ("--key", "k"), "needs another API key"),
+        ("loading", (), "http://b cannot be asked now, its state is: loading"),
     ):
+        monkeypatch.setattr(f"{client}.read_state", lambda url, certificate, state=state: state)
         assert main(["cache", "pinned", *key]) == 2
         assert text in capsys.readouterr().err
 

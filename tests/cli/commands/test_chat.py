@@ -38,6 +38,17 @@ def test_a_first_load_says_what_takes_long(
     assert "with its library" in shown and "loaded " not in shown, "other lines are not shown"
 
 
+def test_a_server_that_loads_is_named_where_it_is_not_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("mlxrun.cli.server_client.list_certificates", lambda: {"http://127.0.0.1:9": None})
+    monkeypatch.setattr("mlxrun.cli.server_client.read_state", lambda url, certificate: "loading")
+    assert main(["chat", "-p", "What is 2 + 3?"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0].startswith("http://127.0.0.1:9 cannot be asked now, its state is: loading; a model in")
+
+
 def test_one_question(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("What is\n"))
     assert main(["chat", "-p", "2 + 3?", "--set", "sampling.temperature=0"]) == 0
