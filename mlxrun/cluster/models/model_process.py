@@ -50,7 +50,7 @@ async def inspect_models(message: DescribeModels | DigestModels) -> Any:
     except EOFError as error:
         raise ModelLoadError("the process that looks at the models has died; the log says why") from error
     finally:
-        await _end(process, ENDING)
+        await _end(process, 0.0)  # it has nothing to save, and would look for as long as a hub is silent
 
 
 class ModelProcess:

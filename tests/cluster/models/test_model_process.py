@@ -15,6 +15,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from mlxrun.cluster.models import model_process
+from mlxrun.cluster.models.messages import DescribeModels
 from tests.helpers.batches_server import CHAT, RunningServer
 from tests.helpers.command_processes import RunningCommand, read_log, run_serve, start_command, wait_until
 
@@ -158,6 +160,18 @@ def _try(server: RunningCommand) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
+async def test_an_interrupt_waits_for_no_look_at_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as a hub or a file system is silent."""
+    monkeypatch.setattr(model_process, "PROGRAM", ("sleep", "60"))
+    monkeypatch.setattr(model_process, "ENDING", 60.0)
+    looking = asyncio.create_task(model_process.inspect_models(DescribeModels([])))
+    await asyncio.sleep(0.1)
+    looking.cancel()
+    async with asyncio.timeout(30):
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+
+
 def test_no_process_outlives_the_front(tmp_path: Path) -> None:
     """Killed, or stopped in the middle of a load."""
     for number in (signal.SIGKILL, signal.SIGTERM):
