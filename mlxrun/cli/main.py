@@ -29,7 +29,12 @@ from mlxrun.cli import INTERRUPTED_EXIT
 from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.options import list_first
 from mlxrun.core.errors import MlxrunError, is_out_of_memory
-from mlxrun.core.terminal import filter_streams, open_closed_streams, print_error
+from mlxrun.core.terminal import (
+    escape_unknown_characters,
+    filter_streams,
+    open_closed_streams,
+    print_error,
+)
 from mlxrun.core.visible_text import make_message
 
 USAGE_EXIT = 2
@@ -140,6 +145,7 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
     process_exit = None
     if argv is None:
         open_closed_streams()
+        escape_unknown_characters()
         process_exit = ProcessExit()
         handle_interrupts()
         with suppress(RuntimeError, ValueError, OSError):  # standard error is no file

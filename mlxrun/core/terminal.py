@@ -4,11 +4,15 @@ Text that a command shows may contain parts of files. `filter_streams` filters b
 this program, a library or a traceback. Nothing passes that a terminal would obey. Only the consoles of
 `open_console` write past the filter, because they filter their text before they style it.
 
-`open_closed_streams` is for a process that was started without one of its standard streams.
+`open_closed_streams` is for a process that was started without one of its standard streams,
+`escape_unknown_characters` for one whose locale lacks characters.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import re
 import sys
@@ -71,6 +75,19 @@ def open_closed_streams() -> None:
         os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") if stream is None else stream
         for stream in (sys.stdout, sys.stderr)
     )
+
+
+def escape_unknown_characters() -> None:
+    """Have standard output write characters that its encoding lacks as `\\u00f6`, which JSON may have too.
+    Answers and names have any, and a locale may be older than Unicode. Standard error escapes them anyway."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("mlxrun.escape", _escape)
+        sys.stdout.reconfigure(errors="mlxrun.escape")
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.table import Table
 import mlxrun
 from mlxrun.core.terminal import (
     FilteredStream,
+    escape_unknown_characters,
     filter_streams,
     open_console,
     print_error,
@@ -115,3 +116,17 @@ def test_all_of_mlxrun_prints_here() -> None:
     others = [path for path in sorted(ROOT.rglob("*.py")) if "recipe" not in path.parts]
     assert len(list_prints(ROOT / "core" / "terminal.py")) == 3
     assert [each for path in others if path.name != "terminal.py" for each in list_prints(path)] == []
+
+
+def test_what_a_locale_lacks_is_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an answer on a terminal of Latin-1, or where PYTHONIOENCODING says so."""
+    for encoding, expected in (
+        ("ascii", b"caf\\u00e9 \\ud83d\\ude00"),
+        ("latin-1", b"caf\xe9 \\ud83d\\ude00"),
+    ):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding))
+        escape_unknown_characters()
+        with filter_streams():
+            print_line("caf\xe9 \U0001f600")
+        assert written.getvalue() == expected + b"\n"

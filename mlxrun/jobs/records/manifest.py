@@ -169,7 +169,9 @@ def _list_changes(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file of a run folder, or of a suite, by JSON. JobError if it cannot be written."""
     with wrap_write_errors(path):
-        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        write_atomically(
+            path, json.dumps(content, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        )
 
 
 def write_scores(paths: JobPaths, counts: Mapping[str, int], scores: Scores) -> None:

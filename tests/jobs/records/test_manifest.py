@@ -15,6 +15,7 @@ import pytest
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.core.errors import EngineDead, JobError
 from mlxrun.core.request import Request, TokenEvent
+from mlxrun.jobs.records.manifest import write_json
 from tests.helpers.batch_fakes import (
     MIXED,
     Bench,
@@ -267,3 +268,9 @@ async def test_no_answer_is_continued_with_another_version(
     monkeypatch.setattr("mlxrun.jobs.records.manifest.list_versions", lambda: VERSIONS | {"mlx": version})
     await bench.run()
     assert bench.client.answered == continued
+
+
+def test_the_name_of_a_file_may_be_no_text(tmp_path: Path) -> None:
+    """As one of a program that writes Latin-1."""
+    write_json(tmp_path / "manifest.json", {"job": "caf\udce9.jsonl"})
+    assert json.loads((tmp_path / "manifest.json").read_bytes()) == {"job": "caf\udce9.jsonl"}
