@@ -37,7 +37,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 RESTART_SECONDS = 10
 _LABEL = "mlxrun."  # of launchd's jobs, before the service's name
 # systemd replaces specifiers such as %h everywhere, and $A in command lines only.
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%"})
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _make_systemd(service: Service, home: Path) -> ServiceFile:
     control = ["systemctl", "--user"]
     return ServiceFile(
         home / ".config" / "systemd" / "user" / unit,
-        "\n".join(lines).encode(),
+        "\n".join(lines).encode(errors="surrogateescape"),  # paths may be no text
         ([*control, "daemon-reload"], [*control, "enable", unit], [*control, "restart", unit]),
         ([*control, "disable", "--now", unit],),
         [*control, "--no-pager", "status", unit],

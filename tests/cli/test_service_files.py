@@ -59,6 +59,13 @@ def test_systemd_reads_the_file(tmp_path: Path) -> None:
     assert "ExecStrt" in verify(path)
 
 
+def test_a_service_may_have_odd_paths_and_variables() -> None:
+    """A path that is no text, and a variable of two lines, which would be two lines of the file."""
+    service = Service("odd", ["/bin/mlxrun", "-c", "/caf\udce9.yaml"], Path("/"), 60, {"A": "1\nB=2"})
+    content = make_service_file(service, "Linux", Path("/home/me"), 0).content
+    assert b'"/caf\xe9.yaml"' in content and b'\nEnvironment="A=1\\nB=2"\n' in content
+
+
 def verify(path: Path) -> str:
     command = ["systemd-analyze", "verify", "--user", str(path)]
     environ = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(path.parent), "HOME": str(path.parent)}

@@ -239,7 +239,7 @@ def report(
     type=click.Choice(["tiny", "qwen3-0.6b"]),
     help="Its shape.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63))
 def model(folder: Path, preset: str, seed: int) -> int:
     """Write a chat model of random weights to FOLDER, for any server that loads MLX models.
 

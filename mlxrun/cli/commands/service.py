@@ -86,7 +86,7 @@ def install(
     """Install a server as a service, and start it."""
     file = make_own_file(make_service(model, name, config_path, sets))
     if only_print:
-        print_text(file.content.decode())
+        print_text(file.content.decode(errors="replace"))
         return
     is_new, before = not file.path.exists(), list_running_servers()
     file.path.parent.mkdir(parents=True, exist_ok=True)

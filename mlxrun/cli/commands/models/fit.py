@@ -55,7 +55,10 @@ Exit codes: 0 all models fit; 1 one does not; 2 config; 3 the model's files, or 
 @add_config_options
 @click.option("--rows", type=click.IntRange(1, 4096), metavar="N", help="Requests that run at a time.")
 @click.option(
-    "--tokens", type=click.IntRange(16), metavar="L", help="Tokens of each, prompt and answer together."
+    "--tokens",
+    type=click.IntRange(16, 10**12),
+    metavar="L",
+    help="Tokens of each, prompt and answer together.",
 )
 @click.option("--memory", metavar="SIZE", help="What is free on another machine, such as 16GB.")
 @click.option(
