@@ -200,6 +200,8 @@ class ModelPool:
         RequestError if it is pinned."""
         if slot.pinned:
             raise RequestError(f"{slot.name} is pinned (models.{slot.name}.pinned)", param="model")
+        async with self._changed:
+            await self._changed.wait_for(lambda: slot.state != "loading")
         if slot.state == "ready":
             self._drain(slot)
         async with self._changed:

@@ -122,6 +122,22 @@ async def test_an_idle_model_is_unloaded_after_its_time() -> None:
         await until(lambda: states(pool) == ["unloaded", "ready"])
 
 
+async def test_a_model_that_is_being_loaded_is_unloaded_once_its_requests_have_ended() -> None:
+    models = FakeModels()
+    async with started(models) as pool:
+        models.held.clear()
+        done = asyncio.Event()
+        using = asyncio.create_task(use(pool, "a", done))
+        await until(lambda: states(pool)[0] == "loading")
+        unloading = asyncio.create_task(pool.unload(pool.slots[0]))
+        models.held.set()
+        await until(lambda: states(pool)[0] == "draining")
+        assert not unloading.done() and pool.slots[0].running == 1
+        done.set()
+        await asyncio.gather(using, unloading)
+        assert states(pool)[0] == "unloaded" and len(models.lives) == 1
+
+
 async def test_pinned_models_are_loaded_at_start_and_stay() -> None:
     models = FakeModels(pinned=("a",), keep_alive={"a": 0.0})
     async with started(models, limit=2) as pool:
