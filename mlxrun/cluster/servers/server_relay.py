@@ -30,7 +30,7 @@ from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints.admin import WARM_PATH, get_openapi
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import CONFIG, ID_HEADER, request_id, write_key
+from mlxrun.server.http.access import CONFIG, ID_HEADER, SAFE_METHODS, request_id, write_key
 from mlxrun.server.http.forms import MAX_FIELDS, find_form_field
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, parse_body, read_bytes
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface
@@ -41,6 +41,7 @@ KEY_HEADER = "x-mlxrun-key"  # has the name and the role of the API key
 FRONT = "front"  # the label `worker` of requests that failed at the front
 OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # that a worker may take to say something of itself; then it is left out
 IDLE_SECONDS = 15.0  # that a connection to a worker stays open; a worker closes it later
 SILENT_SECONDS = 30  # in which the machine of a worker acknowledges something; then it is gone
 
@@ -188,11 +189,12 @@ class Relay:
     # All workers
 
     async def ask_all(self, request: web.Request) -> list[tuple[RelayedSlot, int, bytes]]:
-        """The answers of all workers that serve: status and body."""
+        """The answers of all workers that serve: status and body. One that hangs does not hide the others."""
         body = await request.read()
+        seconds = ANSWER_SECONDS if request.method in SAFE_METHODS else None
 
         async def ask(slot: RelayedSlot) -> tuple[RelayedSlot, int, bytes]:
-            async with await self.send(request, slot, body) as upstream:
+            async with asyncio.timeout(seconds), await self.send(request, slot, body) as upstream:
                 return slot, upstream.status, await upstream.read()
 
         slots = [slot for slot in self._slots if slot.url]

@@ -17,6 +17,7 @@ from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.responses.response_runs import RESPONSES
 from tests.api.test_prompt_prefix import BODIES
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.fake_servers import FakeServer, Front, ServerFleet, run_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Script, make_chat_body, make_script
@@ -237,6 +238,17 @@ async def test_what_all_workers_say() -> None:
         assert [each["worker"] for each in (await front.get("/v1/cache")).json["workers"]] == [0, 1]
         assert (await front.request("DELETE", "/v1/cache")).status == 200
         assert [worker.engine.cleared for worker in front.fleet.workers] == [1, 1]
+
+
+async def test_a_worker_that_hangs_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is suspended, or whose machine has just vanished."""
+    monkeypatch.setattr(server_relay, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with run_front(ServerFleet(say_number), 2) as front, asyncio.timeout(PATIENCE):
+            front.slots[1].url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            workers = (await front.get("/v1/status")).json["workers"]
+            assert [each["status"] is None for each in workers] == [False, True]
+            assert b'worker="0"' in (await front.get("/metrics")).body
 
 
 async def test_all_workers_are_warmed() -> None:
