@@ -53,7 +53,7 @@ SIGTERM, running requests may finish within server.drain_timeout seconds; a seco
 Other machines reach it only with server.host and server.api_keys set; server.tls is for https.
 
 \b
-Exit codes: 0 stopped; 2 config; 3 engine; 130 stopped before it served.
+Exit codes: 0 stopped; 2 config; 3 engine; 130 interrupted before it listened.
 """
 
 
