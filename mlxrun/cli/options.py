@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mlxrun.config.nodes import ConfigProblem, Origin
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error
 from mlxrun.core.text_files import is_stream, read_text_file
@@ -194,11 +195,10 @@ def read_config_again(loaded: LoadedConfig) -> Config:
 
 def write_new_file(path: Path, text: str, force: bool) -> None:
     """Write a file for the user. ConfigError if it exists, unless `force`, or if it cannot be written."""
+    if not force and os.path.lexists(path):
+        raise ConfigError(f"{path} exists already; --force overwrites it")
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already; --force overwrites it") from None
+        write_atomically(path, text.encode())  # a full disk leaves the file as it was
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

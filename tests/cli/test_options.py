@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 from pathlib import Path
@@ -18,6 +19,7 @@ from mlxrun.cli.options import (
     list_first,
     load_command_config,
     make_repeat_option,
+    write_new_file,
 )
 from mlxrun.core.errors import ConfigError
 
@@ -118,3 +120,18 @@ def test_a_wrong_model_is_named_as_it_was_given(
     said = capsys.readouterr().err
     name = "--model: model.path" if "--model" in command else "MODEL: "
     assert said.startswith(f"mlxrun: {name}") and "none" in said and "--set" not in said
+
+
+def test_a_full_disk_leaves_a_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a config would be read as one by every later command."""
+
+    def fail(file: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mlxrun.core.durable_writes.sync_file", fail)
+    old = tmp_path / "old.yaml"
+    old.write_text("version: 1\n")
+    for path, force in ((old, True), (tmp_path / "new.yaml", False)):
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            write_new_file(path, "log: {level: debug}\n", force)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.yaml"] and old.read_text() == "version: 1\n"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import ConfigError
 
 # Also those that the server does not read, which says so.
@@ -64,7 +65,8 @@ class Conversation:
                 f"{path} is not replaced: it is an image, a PDF, a video or sound; name another file"
             )
         try:
-            path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
+            write_atomically(path, text.encode(errors="backslashreplace"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
