@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LOCAL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "MLXRUN_API_KEY"
 SECONDS = 3600.0  # that the next part of an answer may take: a long prompt is read before the first one
-_LOOK_SECONDS = 0.5  # that a server on this machine may take to say which model it has
-_STATE_SECONDS = 2.0  # that it may take to say its state
+_LOOK_SECONDS = 0.5  # that another program may take to say that it has no models
+_STATE_SECONDS = 2.0  # that a server on this machine may take to say its state, or which models it has
 _MOST_BYTES = 1_000_000  # of that answer
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -65,10 +65,11 @@ def list_certificates() -> dict[str, str | None]:
 
 def find_server(key: str | None) -> str | None:
     """The usual address, else that of the newest server on this machine, if a server answers there."""
-    for url in dict.fromkeys((LOCAL, *reversed(list_certificates()))):
+    known = list_certificates()
+    for url in dict.fromkeys((LOCAL, *reversed(known))):
         with suppress(ClientError):
-            make_client(url, key).list_models(_LOOK_SECONDS)
-            return url
+            if make_client(url, key).list_models(_STATE_SECONDS if url in known else _LOOK_SECONDS):
+                return url
     return None
 
 

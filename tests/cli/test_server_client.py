@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.cli.main import main
-from mlxrun.cli.server_client import ClientError, ServerClient, connect, read_state
+from mlxrun.cli.server_client import ClientError, ServerClient, connect, find_server, read_state
 from mlxrun.server.certificate import ServerCertificate
 from tests.helpers.certificates import write_certificate
 from tests.helpers.command_processes import read_log, run_serve, start_command, wait_until
@@ -122,6 +122,15 @@ def test_an_answer_that_breaks_off_is_an_error(body: str, reason: str) -> None:
 def test_another_program_has_no_models(body: str) -> None:
     with run_scripted(body.encode()) as client:
         assert client.list_models() == []
+
+
+def test_a_program_without_models_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any other on port 8000 that answers JSON."""
+    monkeypatch.setattr("mlxrun.cli.server_client.list_certificates", dict)
+    for body, found in ((b"{}", False), (b'{"data": [{"id": "m"}]}', True)):
+        with run_scripted(body) as client:
+            monkeypatch.setattr("mlxrun.cli.server_client.LOCAL", client.url)
+            assert (find_server(None) == client.url) is found
 
 
 def test_a_refusal_that_breaks_off_is_an_error_too() -> None:

@@ -25,7 +25,8 @@ def run_local_server(config: Config) -> Iterator[str]:
     """
     server = replace(config.server, host="127.0.0.1", port=0, api_keys={}, allow_public=False)
     started: Future[Running] = Future()
-    run = partial(_run, replace(config, server=server), started)
+    apis = replace(config.apis, openai=True)  # whatever its other clients would get
+    run = partial(_run, replace(config, server=server, apis=apis), started)
     thread = threading.Thread(target=run, name="mlxrun-chat-server", daemon=True)
     thread.start()
     url, stop = started.result()  # Ctrl-C ends the command at once: nothing is there that must be flushed
