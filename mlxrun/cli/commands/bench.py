@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -35,8 +35,12 @@ from mlxrun.cli.options import (
     make_repeat_option,
     say,
 )
+from mlxrun.config.nodes import ConfigProblem
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_line
+
+if TYPE_CHECKING:
+    from mlxrun.config.loading import LoadedConfig
 
 MOVED = {"cache": "prefix-cache", "masks": "structured-output", "parsers": "parsers"}
 
@@ -74,7 +78,7 @@ REPORT_EPILOG = """\b
 Examples:
   mlxrun bench report                                              the embedded model
   mlxrun bench report --set model.path=Qwen/Qwen3-0.6B --json m4-max.json
-  mlxrun bench report -c prod.yaml --requests 30
+  mlxrun bench report -c big.yaml --requests 30
 """
 
 
@@ -207,7 +211,7 @@ def report(
     The JSON has what was chosen for the model as well; it names no host and no user. The file is written even
     if the command fails or is interrupted: it has what was measured until then, and why it ended.
     """
-    load_command_config(config_path, sets)  # so that a mistake in it is said before the server starts
+    _check_private(load_command_config(config_path, sets))  # before the server starts
     config = () if config_path is None else ("-c", str(config_path))
     # Unless a later --set says otherwise: no log, and nothing of the user's own data folder.
     quiet = ("log.level=warning", "apis.batches=false", "server.store_days=0")
@@ -228,6 +232,14 @@ def report(
     finally:
         write_report(report, json_path, print_machine_report)
     return 1 if any(level["failed"] for level in report["concurrency_results"]) else 0
+
+
+def _check_private(loaded: LoadedConfig) -> None:
+    """ConfigError if a server with this config does not answer everybody on this machine over http."""
+    text = "`mlxrun bench report` can measure no server that has them; leave them out of this config"
+    given = [f"server.{key}" for key in ("api_keys", "tls") if getattr(loaded.config.server, key)]
+    if given:
+        raise ConfigError.from_problems(ConfigProblem.at(loaded.origins[k], k, text).text for k in given)
 
 
 @command.command(name="model")

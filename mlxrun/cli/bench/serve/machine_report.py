@@ -131,7 +131,8 @@ def run_server(arguments: Sequence[str]) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", MAIN, "serve", *arguments, "--port", str(port)]
+    place = ("--host", "127.0.0.1", "--port", str(port))
+    command = [sys.executable, "-c", MAIN, "serve", *arguments, *place]
     with tempfile.TemporaryDirectory(prefix="mlxrun-report-", ignore_cleanup_errors=True) as data:
         environ = os.environ | {"XDG_DATA_HOME": data}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ)

@@ -164,7 +164,7 @@ async def _read_stream(
         if data == b"[DONE]":
             return
         chunk = json.loads(data)
-        if "error" in chunk:
+        if chunk.get("error"):  # some servers send null
             seen.error = str(chunk["error"])[:200]
             return
         usage = chunk.get("usage")

@@ -52,6 +52,18 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
         pass
 
 
+def test_a_config_with_keys_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SESAME", "sesame-open-up")
+    path = tmp_path / "prod.yaml"
+    path.write_text("server:\n  api_keys: {me: '${SESAME}'}\n")
+    assert main(["bench", "report", "-c", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"mlxrun: {path}:2:13: server.api_keys: `mlxrun bench report` can"
+    )
+
+
 @pytest.mark.slow
 def test_the_server_is_no_server_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
