@@ -102,7 +102,10 @@ def pinned(client: ServerClient, as_json: bool) -> None:
     if as_json:
         print_json({"format": FORMAT, "url": client.url, **answer})
         return
-    for where, cache in _list_workers(answer):
+    found = _list_workers(answer)
+    if not found:
+        print_line(f"{client.url}: no model is loaded, so nothing is pinned")
+    for where, cache in found:
         total = format_rounded(cache.get("pinned_bytes", 0))
         memory = format_rounded(cache.get("memory_bytes", 0))
         count = len(cache["pinned"])

@@ -11,6 +11,7 @@ import pytest
 from mlxrun.cli.chat.local_server import run_local_server
 from mlxrun.cli.commands.cache_warming import _list_workers
 from mlxrun.cli.main import main
+from mlxrun.cli.server_client import ServerClient
 from mlxrun.config.settings import Config
 from tests.api.test_prompt_prefix import BODIES
 
@@ -106,3 +107,11 @@ def test_workers_and_models_are_named() -> None:
     assert [name for name, _ in found] == ["worker 0: ", "worker 1: "]
     assert _list_workers({"models": [{"model": "a", "pinned": []}]})[0][0] == "model a: "
     assert _list_workers({"pinned": []}) == [("", {"pinned": []})]
+
+
+def test_a_server_without_a_loaded_model_has_nothing_pinned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerClient, "call", lambda *arguments: {"models": []})
+    assert main(["cache", "pinned", "--url", "http://a"]) == 0
+    assert capsys.readouterr().out == "http://a: no model is loaded, so nothing is pinned\n"
