@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.interrupts import expect_last_signal
 from mlxrun.cli.options import (
     add_config_options,
     add_model_argument,
@@ -176,20 +177,25 @@ def _check_attachments(question: str, model: ModelSettings) -> None:
 
 
 def _converse(session: ChatSession) -> None:
-    """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line, and
-    SIGTERM the conversation."""
+    """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line. SIGTERM,
+    and the end of the terminal, end the conversation."""
     history = _load_history()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _abort)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _abort)
     say("/help lists the commands, Ctrl-D ends")
     try:
-        session.run(input)
+        try:
+            session.run(input)
+        finally:  # a signal that came with the end of the input is handled here
+            signal.signal(signal.SIGINT, before)
     finally:
-        signal.signal(signal.SIGINT, before)
         _save_history(history)
 
 
 def _abort(number: int, frame: object) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
+    expect_last_signal()
     raise click.Abort
 
 

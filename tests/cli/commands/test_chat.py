@@ -9,6 +9,7 @@ import pty
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,8 @@ def test_an_interrupt_does_not_wait_for_a_load(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end_by", ["/bye", "SIGTERM"])
-def test_at_a_terminal(tmp_path: Path, end_by: str) -> None:
+@pytest.mark.parametrize("end_by", [None, signal.SIGTERM, signal.SIGHUP])  # the last for a terminal that ends
+def test_at_a_terminal(tmp_path: Path, end_by: signal.Signals | None) -> None:
     """An answer comes, /bye or a signal ends the session, and what was typed is kept."""
     code = (
         "import sys; from mlxrun.cli import server_client; from mlxrun.cli.main import main;"
@@ -194,12 +195,13 @@ def test_at_a_terminal(tmp_path: Path, end_by: str) -> None:
         os.close(end)
         wait_for(">>> ", "What is 2 + 3?\n")
         wait_for("5", "")
-        if end_by == "/bye":
+        if end_by is None:
             wait_for(">>> ", "/bye\n")
             assert process.wait(60) == 0
         else:
             wait_for(">>> ", "")
-            process.terminate()
+            time.sleep(1.0)  # until it waits for what is typed
+            process.send_signal(end_by)
             wait_for("mlxrun: interrupted", "")
             assert process.wait(60) == 130
     os.close(screen)
