@@ -24,12 +24,14 @@ def find_cache_home(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(caches, "mlxrun").expanduser()
 
 
-def expand_home(path: str) -> Path:
-    """Return a path with a home folder in place of `~`, or of `~NAME`. ConfigError if it is unknown."""
+def expand_home(path: str, key: str = "") -> Path:
+    """Return a path with a home folder in place of `~`, or of `~NAME`. ConfigError if it is unknown, with the
+    `key` of the config that has the path."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{path}: the home folder is unknown; give a full path") from error
+        place = f"{key}: {path}" if key else path
+        raise ConfigError(f"{place}: the home folder is unknown; give a full path") from error
 
 
 def find_home() -> Path:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlxrun.core.cache_home import find_cache_home
+from mlxrun.core.cache_home import expand_home, find_cache_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
@@ -122,7 +122,7 @@ def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def resolve_cache_folder(disk_path: str | None) -> Path:
     """Return the folder of `cache.disk_path`; None means the default one."""
-    return get_default_folder() if disk_path is None else _expand_home(disk_path)
+    return get_default_folder() if disk_path is None else expand_home(disk_path, "cache.disk_path")
 
 
 def check_folder(folder: Path) -> None:
@@ -139,13 +139,6 @@ def check_folder(folder: Path) -> None:
             f"cache.disk_path: {folder} cannot be written to: {error.strerror or error}; "
             "give a folder that can be, or set cache.backend to memory"
         ) from error
-
-
-def _expand_home(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"cache.disk_path: {path}: the home folder is unknown; give a full path") from error
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlxrun.config.contradictions import HUB_ID, explain_missing_config
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.cache_home import expand_home
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.core.text_files import open_regular, read_text_file
@@ -39,12 +40,10 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     if settings.path == "embedded":
         return EMBEDDED
     try:
-        folder = Path(settings.path).expanduser()
+        folder = expand_home(settings.path, "model.path")
         is_file = folder.is_file()
     except OSError as error:  # the path is too long, or may not be looked at
         raise ConfigError(f"model.path: {settings.path}: {error.strerror}") from error
-    except RuntimeError as error:  # `~` and a name that is no user's
-        raise ConfigError(f"model.path: {settings.path}: {error}") from error
     if is_file:
         if folder.suffix != GGUF:
             raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")

@@ -29,7 +29,7 @@ def test_a_folder_without_a_config_and_a_path_without_a_folder_are_named(tmp_pat
         find_model_folder(ModelSettings(path=str(tmp_path / "none")))
     with pytest.raises(ModelLoadError, match="there is no folder none$"):
         find_model_folder(ModelSettings(path="none/"))
-    with pytest.raises(ConfigError, match=r"^model\.path: ~nobody-here/m: Could not determine home"):
+    with pytest.raises(ConfigError, match=r"^model\.path: ~nobody-here/m: the home folder is unknown"):
         find_model_folder(ModelSettings(path="~nobody-here/m"))
 
 
