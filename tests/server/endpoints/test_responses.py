@@ -21,14 +21,22 @@ from hypothesis import strategies as st
 import mlxrun.server.endpoints.responses as module
 from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Delta, Parser
+from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import EngineDead, Overloaded
-from mlxrun.core.request import FinishReason
+from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.server.responses import response_runs
 from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.raw_clients import until
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
-from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
+from tests.helpers.server_fakes import (
+    FakeEngine,
+    Serving,
+    make_script,
+    run_server,
+    server_config,
+    tokens_of,
+)
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
@@ -202,6 +210,31 @@ async def test_logprobs_are_those_of_the_text() -> None:
     deltas = [data["logprobs"] for name, data in events if name == "response.output_text.delta"]
     assert sum(deltas, []) == part["logprobs"] and len(deltas) == 2
     assert plain["output"][1]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    ("text", "logged"),
+    [
+        ('a<tool_call>{"name": "add", "arguments": {}}</tool_call>', "a"),
+        ("a\n\n<tool_call>", "a\n\n<tool_call>"),
+        ("a<<STOP", "a<<"),
+    ],
+)
+async def test_logprobs_do_not_depend_on_how_events_were_merged(text: str, logged: str, merged: bool) -> None:
+    """Nor on text that the parser still withholds."""
+
+    def write(request: Request) -> list[TokenEvent]:
+        events = tokens_of(text, request)
+        tokens = tuple(token for event in events for token in event.tokens)
+        whole = events[0]._replace(tokens=tokens, logprobs=sum((e.logprobs for e in events), ()))
+        return [whole] if merged else events
+
+    fields = {"include": ["message.output_text.logprobs"], "stop": ["STOP"], "tools": [ADD]}
+    formats = choose_formats(None, [], "hermes", "think")
+    async with run_server(script=write, model_info=HOST, formats=formats) as s:
+        (message, *_) = (await ask(s, {"input": "hi", **fields}))["output"]
+    assert "".join(token["token"] for token in message["content"][0]["logprobs"]) == logged
 
 
 # Errors.
