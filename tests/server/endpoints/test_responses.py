@@ -352,6 +352,20 @@ async def test_input_items_come_in_pages() -> None:
             assert (await s.get(f"{path}?{query}")).status == 400
 
 
+async def test_pages_of_input_items_end_though_an_item_came_twice() -> None:
+    async with run_server(script=make_script("Bob")) as s:
+        first = await ask(s, {"input": "hi"})
+        again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "b"}]
+        second = await ask(s, {"input": again, "previous_response_id": first["id"]})
+        page = {"has_more": True, "last_id": ""}
+        found: list[str] = []
+        while page["has_more"] and len(found) < 9:
+            after = f"&after={page['last_id']}" if found else ""
+            page = (await s.get(f"{URL}/{second['id']}/input_items?limit=1{after}")).json
+            found.append(page["last_id"])
+        assert len(found) == len(set(found)) == 3
+
+
 async def test_a_response_is_visible_to_its_owner_only() -> None:
     config = server_config(api_keys={"ann": "sk-ann", "ben": "sk-ben"})
     async with run_server(config) as s:
