@@ -90,12 +90,16 @@ class BodySchema:
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
     def check(self, body: Any, *, strict: bool = False) -> dict[str, Any]:
-        """Return the given fields; null counts as not given. RequestError if a type or a range is wrong.
+        """Return the given fields; null counts as not given, also in fields that are objects of known fields.
+        RequestError if a type or a range is wrong.
 
         An integer that was written as 2.0 becomes 2. `strict`: refuse the fields of `ignored`."""
         if not isinstance(body, dict):
             reject("body", f"expected an object, got {get_json_type(body)}", code="invalid_type")
-        given = {key: value for key, value in body.items() if value is not None}
+        given = {
+            key: _drop_nulls(value) if isinstance(value, dict) and self._has_fields(key) else value
+            for key, value in _drop_nulls(body).items()
+        }
         try:
             if not strict:
                 given = self._drop_ignored(given)
@@ -121,11 +125,13 @@ class BodySchema:
                 schema, reason = self.ignored[path]
                 reject_unsupported(path, f"only {describe_values(schema)} is supported ({reason})")
             elif path in self._parents and isinstance(value, dict):
-                inner = {name: item for name, item in value.items() if item is not None}
-                kept[key] = self._drop_ignored(inner, f"{path}.")
+                kept[key] = self._drop_ignored(value, f"{path}.")
             else:
                 kept[key] = value
         return kept
+
+    def _has_fields(self, key: str) -> bool:
+        return key in self._parents or "properties" in self.honoured.get(key, ANY)
 
     @cached_property
     def _parents(self) -> frozenset[str]:
@@ -149,6 +155,10 @@ class BodySchema:
             schema, reason = self.ignored[key]
             reject_unsupported(key, f"only {describe_values(schema)} is supported ({reason})")
         reject_unknown(key, [*self.honoured, *self.harmless, *([] if strict else self.ignored)])
+
+
+def _drop_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _is_valid(value: Any, schema: Schema) -> bool:

@@ -95,6 +95,7 @@ class Choice:
         self._pending_tokens = 0  # tokens that no delta came of yet
         self._decoded = 0  # characters before stop strings were removed
         self._released = 0  # characters of `text`
+        self.delta_ends: list[int] = []  # the characters of `text` when each delta came, if it has logprobs
         self._finish: FinishReason | None = None
         self.prompt_logprobs: list[TokenLogprob | None] = []  # of the prompt's tokens from the second on
         wanted = (request.params.logprobs, request.params.prompt_logprobs)
@@ -230,6 +231,8 @@ class Choice:
             else:
                 (self._content if delta.kind == "content" else self._reasoning).append(delta.text)
             added.append(delta)
+        if self._has_logprobs:
+            self.delta_ends += [self._released] * len(added)
         return added
 
 

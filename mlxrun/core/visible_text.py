@@ -35,6 +35,15 @@ def make_visible(text: str) -> str:
     return _HIDDEN.sub(_write_out, text)
 
 
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # that JSON text may have in strings
+
+
+def escape_line_ends(text: str) -> str:
+    """JSON text with escapes for the characters at which some programs end a line, as Python's `splitlines`
+    does."""
+    return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def make_line(text: str) -> str:
     """The text as one line, with line feeds written out too."""
     return make_visible(text).replace("\n", "\\n")

@@ -75,6 +75,7 @@ class ResponseWriter:
         self._num_logprobs = 0  # tokens with logprobs that were taken from the choice
         self._pending: list[AnswerToken] = []  # of these, the tokens that no delta came of yet
         self._num_texts = 0  # increments of the text that were taken from the choice
+        self._num_deltas = 0  # that were written
         self._position = 0  # the end of the last delta in the text
         self._unread = ""  # the text behind it
 
@@ -95,12 +96,13 @@ class ResponseWriter:
     def feed(self, deltas: Sequence[Delta]) -> list[Json]:
         """Return the events of these deltas."""
         events = self.start()
-        for number, delta in enumerate(deltas, 1):
+        for delta in deltas:
             if self._begins_item(delta):
                 events += self._close_item("completed")
                 events += self._open_item(delta)
             if delta.text:
-                events += self._extend_item(delta.text, number == len(deltas))
+                events += self._extend_item(delta.text)
+            self._num_deltas += 1
         return events
 
     def end(self, now: int) -> list[Json]:
@@ -166,7 +168,7 @@ class ResponseWriter:
             events.append(self._write_item_event("content_part.added", content_index=0, part=part))
         return events
 
-    def _extend_item(self, text: str, is_last: bool) -> list[Json]:
+    def _extend_item(self, text: str) -> list[Json]:
         item = self._open
         assert item is not None
         item.texts.append(text)
@@ -174,7 +176,7 @@ class ResponseWriter:
             return []  # its input is known once the JSON is complete
         fields: Json = {**item.content_index, "delta": text}
         if item.kind == "content":
-            fields["logprobs"] = self._take_logprobs(text, is_last) if self._request.logprobs else []
+            fields["logprobs"] = self._take_logprobs(text) if self._request.logprobs else []
             item.logprobs += fields["logprobs"]
         return [self._write_item_event(f"{_KINDS[item.kind][1]}.delta", **fields)]
 
@@ -214,18 +216,20 @@ class ResponseWriter:
             return reasoning
         return head | build_call_item(item.name, item.call_id, item.text, self._request.tools)
 
-    def _take_logprobs(self, text: str, is_last: bool) -> list[Json]:
-        """The logprobs of a delta's tokens, which are found by its position in the text since the previous
-        delta: at the end if it is the last delta so far, as only markers precede it. Searching the whole
-        answer for every delta would be quadratic."""
-        assert self.choice is not None
+    def _take_logprobs(self, text: str) -> list[Json]:
+        """The logprobs of a delta's tokens, found by its position in what the model wrote since the delta
+        before. One that begins an item is at the end, as only markers precede it, unless another delta came
+        with it. Searching the whole answer for every delta would be quadratic."""
+        assert self.choice is not None and self._open is not None
         tokens = self.choice.get_tokens_with_logprobs(self._num_logprobs)
         self._num_logprobs += len(tokens)
         self._pending += tokens
         texts = self.choice.get_text_deltas(self._num_texts)
         self._num_texts += len(texts)
         self._unread += "".join(texts)
-        at = self._unread.rfind(text) if is_last else self._unread.find(text)
+        end, *later = self.choice.delta_ends[self._num_deltas : self._num_deltas + 2]
+        find = str.rfind if len(self._open.texts) == 1 and end not in later else str.find
+        at = find(self._unread, text, 0, end - self._position)
         if at < 0:
             return []
         start, end = self._position + at, self._position + at + len(text)

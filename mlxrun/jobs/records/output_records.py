@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxrun.core.errors import get_http_status, shorten_message
+from mlxrun.core.visible_text import escape_line_ends
 from mlxrun.jobs.lines.job_file import MESSAGE, BadLine, JobLine
 from mlxrun.jobs.lines.line_index import IndexedLine
 from mlxrun.jobs.records.journal import LineTimes
@@ -147,10 +148,7 @@ def _build_record(
 
 def dump_record(record: Mapping[str, Any]) -> bytes:
     """Dump the record as one line of JSON. Unicode line separators and lone surrogates are escaped."""
-    text = json.dumps(record, ensure_ascii=False)
-    for end in ("\x85", "\u2028", "\u2029"):
-        if end in text:
-            text = text.replace(end, f"\\u{ord(end):04x}")
+    text = escape_line_ends(json.dumps(record, ensure_ascii=False))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

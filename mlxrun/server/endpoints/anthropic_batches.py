@@ -76,7 +76,9 @@ def _describe(request: web.Request, batch: Batch) -> dict[str, Any]:
     has_results = status == "ended" and batch.output_file_id is not None
     counts = batch.request_counts
     numbers = (counts["total"], counts["completed"], counts["failed"])
-    scheme = request.headers.get("X-Forwarded-Proto", request.scheme)
+    # Of several proxies, the first item is that of the client's.
+    scheme = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
+    scheme = scheme if scheme in ("http", "https") else request.scheme
     return {
         "id": batch.id,
         "type": "message_batch",

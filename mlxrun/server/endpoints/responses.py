@@ -291,9 +291,11 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 async def list_input_items(request: web.Request) -> web.Response:
     """List the input items of a response, with those of the responses before it. They are newest first unless
-    `order` is asc."""
+    `order` is asc. An id that two items have is listed once: clients that follow pages by ids would not
+    end."""
     query = read_include_query(request, ("limit", "order", "after"))
-    items = sort_by_order(_find(request).context[::-1], query)
+    unique = {item["id"]: item for item in _find(request).context}
+    items = sort_by_order([*unique.values()][::-1], query)
     return json_response(make_page(items, query, dict))
 
 

@@ -22,13 +22,16 @@ from mlxrun.server.http.surface import ROUTES
 
 class HttpConnection(web.RequestHandler):
     """One connection. aiohttp itself refuses broken request lines, long headers and invalid chunks. These
-    errors are answered in JSON like all others. `most`: server.max_connections."""
+    errors are answered in JSON like all others. `most`: server.max_connections.
 
-    __slots__ = ("_most",)
+    A client is disconnected that takes nothing of a whole response for `keepalive_timeout` seconds."""
+
+    __slots__ = ("_is_watched", "_most")
 
     def __init__(self, server: web.Server, *, most: int, **options: Any) -> None:
         super().__init__(server, **options)
         self._most = most
+        self._is_watched = False  # what the client takes is compared after a while
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or hand the connection to a RefusedConnection. It is counted here: a burst makes many
@@ -37,10 +40,27 @@ class HttpConnection(web.RequestHandler):
         others = self._manager.connections
         if len(others) < self._most or close_idle(others):
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # `pause_writing` is called whenever something is left
         else:
             refused = RefusedConnection()
             transport.set_protocol(refused)
             refused.connection_made(transport)
+
+    def pause_writing(self) -> None:
+        """Watch a client that does not take all at once. The transport calls this."""
+        super().pause_writing()
+        if not self._is_watched and isinstance(self.transport, asyncio.Transport):
+            self._watch(self.transport)
+
+    def _watch(self, transport: asyncio.Transport, before: int = -1) -> None:
+        """Disconnect the client unless it has taken something since `before` bytes were left. What holds up a
+        response that is still made has limits of its own."""
+        left = transport.get_write_buffer_size()
+        self._is_watched = left > 0
+        if left == before and self._current_request is None:
+            transport.abort()
+        elif left:
+            self._loop.call_later(self._keepalive_timeout, self._watch, transport, left)
 
     @property
     def is_idle(self) -> bool:

@@ -164,7 +164,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         allowed = app[ALLOWED_SITES].find_allowed_origin(request)
         if allowed is not None:
             response.headers["Access-Control-Allow-Origin"] = allowed
-            response.headers["Access-Control-Expose-Headers"] = f"{ID_HEADER}, retry-after"
+            response.headers["Access-Control-Expose-Headers"] = f"{ID_HEADER}, request-id, retry-after"
 
 
 def _respond_with_error(

@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.visible_text import escape_line_ends
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG, request_id
 from mlxrun.server.http.json_bodies import encode_json, encode_utf8
@@ -134,7 +135,7 @@ class LineStream(EventStream):
     content_type = "application/x-ndjson"
 
     def _make_frame(self, text: str, event: str | None) -> str:
-        return f"{text}\n"
+        return f"{escape_line_ends(text)}\n"  # httpx, for example, ends a line at each of them
 
 
 @asynccontextmanager

@@ -357,6 +357,14 @@ def test_what_would_change_the_answer_is_refused(name: str) -> None:
     assert error.param == name and REFUSED_OF_OTHER_CHATS[name] in str(error)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_null_is_not_given_in_an_object_of_known_fields(strict: bool) -> None:
+    thinking = {"type": "enabled", "budget_tokens": None, "clear_thinking": None}
+    body = {"messages": [], "thinking": thinking, "stream_options": {"include_usage": None}}
+    found = BODIES["chat"].check(body, strict=strict)
+    assert found == {"messages": [], "thinking": {"type": "enabled"}, "stream_options": {}}
+
+
 def test_null_is_not_given() -> None:
     assert chat(**dict.fromkeys([*REFUSED_OF_OTHER_CHATS, "use_beam_search"])).requests
     assert complete(**dict.fromkeys(REFUSED_OF_OTHERS)).requests

@@ -133,16 +133,17 @@ async def test_results_before_the_end_and_after_a_deletion(place: ServerSetup) -
         assert (found["status_code"], found["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_the_address_of_the_results(place: ServerSetup) -> None:
-    """It is the one that the client has used, also behind a proxy."""
+@pytest.mark.parametrize("proto", ["https", "HTTPS, http"])
+async def test_the_address_of_the_results(place: ServerSetup, proto: str) -> None:
+    """It is the one that the client has used, also behind a proxy or several."""
     async with place.run() as site:
         made = await create(site, 1)
         await wait_until_ended(site, made["id"])
-        headers = {"Host": "models.test", "X-Forwarded-Proto": "https"}
+        headers = {"Host": "models.test", "X-Forwarded-Proto": proto}
         found = await site.send("GET", f"{PATH}/{made['id']}", headers=headers)
         if "status_code" in found:  # the host is not allowed
             assert found["status_code"] == 403
-            headers = {"Host": "localhost:1", "X-Forwarded-Proto": "https"}
+            headers = {"Host": "localhost:1", "X-Forwarded-Proto": proto}
             found = await site.send("GET", f"{PATH}/{made['id']}", headers=headers)
         assert found["results_url"] == f"https://{headers['Host']}{PATH}/{made['id']}/results"
 

@@ -41,6 +41,15 @@ def get_text(line: Any) -> str:
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_a_line_is_one_for_clients_that_end_lines_at_unicode_separators(path: str) -> None:
+    """As Ollama's client for Python does, by httpx."""
+    text = "a\u2028b\u2029c\x85d"
+    async with run_server(script=make_script(text)) as s:
+        body = (await s.post(path, ask(path))).body.decode()
+    assert "".join(get_text(json.loads(line)) for line in body.splitlines()) == text
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
 async def test_a_stream_and_a_whole_answer(path: str) -> None:
     """A stream is what a client gets that does not say otherwise."""
     async with run_server(script=make_script("<think>", "hm", "</think>", "Hel", "lo"), formats=FORMATS) as s:

@@ -21,14 +21,22 @@ from hypothesis import strategies as st
 import mlxrun.server.endpoints.responses as module
 from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Delta, Parser
+from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import EngineDead, Overloaded
-from mlxrun.core.request import FinishReason
+from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.server.responses import response_runs
 from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.raw_clients import until
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
-from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
+from tests.helpers.server_fakes import (
+    FakeEngine,
+    Serving,
+    make_script,
+    run_server,
+    server_config,
+    tokens_of,
+)
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
@@ -204,6 +212,31 @@ async def test_logprobs_are_those_of_the_text() -> None:
     assert plain["output"][1]["content"][0]["logprobs"] == []
 
 
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    ("text", "logged"),
+    [
+        ('a<tool_call>{"name": "add", "arguments": {}}</tool_call>', "a"),
+        ("a\n\n<tool_call>", "a\n\n<tool_call>"),
+        ("a<<STOP", "a<<"),
+    ],
+)
+async def test_logprobs_do_not_depend_on_how_events_were_merged(text: str, logged: str, merged: bool) -> None:
+    """Nor on text that the parser still withholds."""
+
+    def write(request: Request) -> list[TokenEvent]:
+        events = tokens_of(text, request)
+        tokens = tuple(token for event in events for token in event.tokens)
+        whole = events[0]._replace(tokens=tokens, logprobs=sum((e.logprobs for e in events), ()))
+        return [whole] if merged else events
+
+    fields = {"include": ["message.output_text.logprobs"], "stop": ["STOP"], "tools": [ADD]}
+    formats = choose_formats(None, [], "hermes", "think")
+    async with run_server(script=write, model_info=HOST, formats=formats) as s:
+        (message, *_) = (await ask(s, {"input": "hi", **fields}))["output"]
+    assert "".join(token["token"] for token in message["content"][0]["logprobs"]) == logged
+
+
 # Errors.
 
 
@@ -317,6 +350,20 @@ async def test_input_items_come_in_pages() -> None:
         assert page["data"] + rest["data"] == rows["data"][::-1]
         for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=no", "bogus=1"):
             assert (await s.get(f"{path}?{query}")).status == 400
+
+
+async def test_pages_of_input_items_end_though_an_item_came_twice() -> None:
+    async with run_server(script=make_script("Bob")) as s:
+        first = await ask(s, {"input": "hi"})
+        again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "b"}]
+        second = await ask(s, {"input": again, "previous_response_id": first["id"]})
+        page = {"has_more": True, "last_id": ""}
+        found: list[str] = []
+        while page["has_more"] and len(found) < 9:
+            after = f"&after={page['last_id']}" if found else ""
+            page = (await s.get(f"{URL}/{second['id']}/input_items?limit=1{after}")).json
+            found.append(page["last_id"])
+        assert len(found) == len(set(found)) == 3
 
 
 async def test_a_response_is_visible_to_its_owner_only() -> None:

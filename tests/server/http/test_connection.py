@@ -6,10 +6,13 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 
+from mlxrun.server import lifecycle
 from mlxrun.server.endpoints import admin, openai
+from mlxrun.server.http.surface import Endpoint, Surface
 from tests.helpers.raw_clients import connect, cut, until
-from tests.helpers.server_fakes import MINI, make_chat_body, make_script, run_server, server_config
+from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import WIRE, send
 
 ONLY = [MINI, admin.SURFACE]
@@ -103,6 +106,51 @@ async def test_a_connection_above_the_limit() -> None:
         else:
             raise AssertionError("a closed connection still counts")
         cut(opened[1][1])
+
+
+SIZE = 12_000_000  # bytes: more than the buffers of sockets hold
+
+
+async def _send_much(request: web.Request) -> web.Response:
+    return web.Response(body=b"x" * SIZE)
+
+
+LARGE = Surface("large", (Endpoint("GET", "/large", _send_much, "A large body", engine=False),))
+
+
+async def _ask_much(s: Serving) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that has sent its request, and takes no more than it reads."""
+    reader, writer = await asyncio.open_connection(*s.url.removeprefix("http://").split(":"))
+    writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return reader, writer
+
+
+async def test_a_client_that_takes_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such clients would keep out all others, as their connections are neither closed nor idle."""
+    monkeypatch.setattr(lifecycle, "KEEPALIVE_SECONDS", 0.1)
+    async with run_server(server_config(max_connections=1), surfaces=[LARGE]) as s:
+        _, writer = await _ask_much(s)
+        for _ in range(600):
+            if (await s.get("/health")).status == 200:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("its connection still counts")
+        writer.close()
+
+
+async def test_a_client_that_takes_little_at_once_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: it takes longer than a connection may be idle."""
+    monkeypatch.setattr(lifecycle, "KEEPALIVE_SECONDS", 0.3)
+    async with run_server(surfaces=[LARGE]) as s:
+        reader, writer = await _ask_much(s)
+        taken = 0
+        while taken < SIZE:
+            part = await reader.read(1 << 21)
+            assert part, "it was disconnected"
+            taken += len(part)
+            await asyncio.sleep(0.02)
+        writer.close()
 
 
 async def test_an_unknown_expectation_is_refused_in_json() -> None:

@@ -208,6 +208,9 @@ async def test_cors_for_the_origins_of_the_config() -> None:
             assert reply.status == 200
             assert reply.headers["Access-Control-Allow-Origin"] == "https://chat.example.com"
             assert reply.headers["Vary"] == "Origin"
+            assert {"x-request-id", "request-id"} < {
+                *reply.headers["Access-Control-Expose-Headers"].split(", ")
+            }, "which the clients of both APIs read"
         refused = await s.post("/mini", make_chat_body(), **origin)  # an error can be read by the page too
         assert refused.headers["Access-Control-Allow-Origin"] == "https://chat.example.com"
         other = await s.get("/health", Origin="https://evil.example")
