@@ -50,9 +50,8 @@ configs/prod.yaml:12:11: log.format: 'jsn' is not one of 'text', 'json' (did you
 - `${NAME}` in a string of a file or of `--set` is replaced by that variable; `$${NAME}` becomes `${NAME}`.
 - `${file:/PATH}` is replaced by the text of that file, without white space around it.
 - Byte sizes are numbers or strings with a unit: `20MB` is 20,000,000 bytes, `20MiB` is 20,971,520.
-- `model.path` and `model.draft` (if they are a folder or a GGUF file), `model.adapter`, `model.chat_template`
-  and `server.data_path` are relative to the file that names them; in a variable or an option they are
-  relative to the working directory.
+- Paths, but those of `media.roots`, are relative to the file that names them; in a variable or an option they
+  are relative to the working directory.
 - Editors complete keys if the first line of a file is `# yaml-language-server: $schema=PATH`, where PATH is a
   file with the schema that `mlxrun config schema` prints.
 """

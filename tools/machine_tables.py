@@ -52,6 +52,9 @@ FORMS = """\
 - *timed*: whichever takes less time. *timed methods*: quantized, and multiplied by the fastest method.
 - *too large*: the weights do not fit in the memory limit. *refused*: `model.dequantize` has to be set.
 """
+WHOLE_MEMORY = """\
+- The limit of this decision is the whole memory, unless `scheduler.memory_limit` is set: what is free just
+  now must not decide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ def render_page() -> str:
         lines += [f"{title}\n", *render_forms(reproducible), ""]
         lines += [FORMS] if not reproducible else []
         lines += render_reasons(reproducible)
+        lines += [WHOLE_MEMORY] if reproducible else []
         lines += [f"- The kernel of GPUs is used {checked if reproducible else timed}.", ""]
     return "\n".join(lines).rstrip() + "\n"
 

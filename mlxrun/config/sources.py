@@ -25,7 +25,10 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 
 ENV_PREFIX = "MLXRUN_"
-PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")
+PATH_KEYS = (
+    *("model.adapter", "model.chat_template"),
+    *("cache.disk_path", "server.data_path", "server.runs_path"),
+)
 PATH_MAPPINGS = ("model.adapters", "server.tls")  # from names to paths
 MODEL_PATHS = ("model.path", "model.draft", "batch.user_model")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"

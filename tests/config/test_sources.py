@@ -142,6 +142,17 @@ def test_paths_are_relative_to_what_names_them(tmp_path: Path) -> None:
     assert load("model: {path: Qwen/Qwen3-0.6B}\n").config.model.path == "Qwen/Qwen3-0.6B"
 
 
+def test_folders_of_the_server_are_relative_to_what_names_them(tmp_path: Path) -> None:
+    Path("sub").mkdir()
+    Path("sub/base.yaml").write_text(
+        "cache: {backend: disk, disk_path: prefixes}\nserver: {data_path: data, runs_path: ../runs}\n"
+    )
+    config = load("extends: sub/base.yaml\n").config
+    assert config.cache.disk_path == str(tmp_path / "sub/prefixes")
+    assert config.server.data_path == str(tmp_path / "sub/data")
+    assert config.server.runs_path == str(tmp_path / "runs")
+
+
 def test_options_of_a_command_are_named_in_their_errors() -> None:
     """A wrong value is reported under the name that was typed; a good one overrides --set."""
     with pytest.raises(ConfigError) as caught:

@@ -54,9 +54,9 @@ A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores th
   {"id": "b", "messages": [...], "max_tokens": 20,
    "eval": {"expected": "5", "match": "number", "group": "sums"}}
   {"id": "c", "prompt": "Once upon a time", "temperature": 0}
-`match` is exact, contains, contains_all, regex, number, json, json_schema, choice, likeliest, perplexity or
-judge; a list in `expected` holds alternatives. docs/jobs.md has their options; `mlxrun score` scores a
-finished job again.
+`match` is exact, contains, contains_all, regex, json, number, json_schema, choice, f1, bleu, chrf, chrf++,
+ter, likeliest, perplexity or judge; a list in `expected` holds alternatives. docs/jobs.md has their options;
+`mlxrun score` scores a finished job again.
 Image parts may be paths relative to JOBS, unless JOBS is a URL.
 
 \b

@@ -21,7 +21,7 @@ from mlxrun.evals.bundles.readme import render_readme
 from mlxrun.evals.judge_run import JUDGE
 from mlxrun.evals.replay import find_job, rebuild_config
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
-from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
+from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell, find_suite
 from mlxrun.evals.suites.suite_manifest import read_suite_manifest
 from mlxrun.jobs.agents.agent_settings import LineAgent, parse_agent
 from mlxrun.jobs.agents.tool_process import compute_digest
@@ -49,7 +49,7 @@ def write_bundle(path: Path, out: Path | None) -> Path:
     beside the job, or beside the folder of the suite. JobError if a run is not finished, or was edited."""
     runs = [_check_run(run) for run in open_runs(path)]
     found = find_cell(runs[0].paths.out)
-    suite = None if found is None or len(runs) == 1 else found[0]
+    suite = find_suite(path) if found is None or len(runs) == 1 else found[0]
     place = runs[0].paths.job.with_suffix("") if suite is None else suite.with_suffix("")
     out = out or place.with_name(place.name + SUFFIX)
     if not is_bundle(out):

@@ -12,6 +12,7 @@ from mlxrun.evals.exports.inspect_log import SUFFIXES, write_inspect_log
 from mlxrun.evals.exports.lm_eval_files import write_lm_eval_files
 from mlxrun.evals.exports.model_card import write_model_card
 from mlxrun.evals.run_folders.run_folder import open_runs
+from mlxrun.evals.run_folders.run_folder_paths import find_suite
 
 INSPECT, LM_EVAL, EVERY_EVAL_EVER, MODEL_CARD = FORMATS = (
     "inspect",
@@ -41,7 +42,7 @@ def export_runs(
 
 
 def _choose_place(path: Path, runs: Sequence[ExportedRun], form: str) -> Path:
-    folder = runs[0].run.paths.folder
+    folder = find_suite(path) or runs[0].run.paths.folder
     if len(runs) > 1:
         folder = path.with_suffix(".out") if path.is_file() else path
     names = {MODEL_CARD: "model-card.md"} | ({} if len(runs) > 1 else {INSPECT: "inspect.eval"})

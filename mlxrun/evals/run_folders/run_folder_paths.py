@@ -50,6 +50,12 @@ def find_outputs(path: Path) -> list[Path]:
     return _find_outputs(path)
 
 
+def find_suite(path: Path) -> Path | None:
+    """Find the folder of the suite that `path` names, by itself or by its file. None if it names no suite."""
+    folder = path.with_suffix(".out") if path.suffix in (".yaml", ".yml") else path
+    return folder if (folder / SUITE_NAME).is_file() else None
+
+
 def find_cell(out: Path) -> tuple[Path, str, str, str] | None:
     """Find the suite's folder, and model, task and variant, of a cell's output. None for other outputs."""
     parents = out.parents if len(out.parents) > 3 else out.absolute().parents

@@ -111,16 +111,20 @@ def decide_weights(
     if backend == "metal":
         # Nobody has measured it here. Wrong, and many rows take longer than they might.
         return Decision("quantized", "Metal multiplies them well, and its memory is shared")
-    fits = dequantized <= limit * HELD_SHARE
-    size = f"dequantized they take {format_rounded(dequantized)}, and the limit is {format_rounded(limit)}"
+    most = int(limit * HELD_SHARE)
+    fits = dequantized <= most
+    size = (
+        f"dequantized they take {format_rounded(dequantized)}, "
+        f"and {HELD_SHARE:.0%} of the limit is {format_rounded(most)}"
+    )
     if not dequantized:
         return Decision("quantized", "only experts are quantized, which decode as fast so")
     if reproducible:
         if not fits and limit:
-            return Decision("refused", f"{untimed}, and {size}")
+            return Decision("refused", f"{untimed}; {size}")
         return Decision("held", untimed)
     if fits:
-        return Decision("timed", f"{size}: both fit, so products are timed")
+        return Decision("timed", f"{size}: products are timed")
     return Decision("timed_methods" if is_cpu else "quantized", size if limit else "the limit is unknown")
 
 

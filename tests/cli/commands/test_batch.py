@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.request import Request, TokenEvent
 from mlxrun.jobs.run.progress import ProgressMeter
+from mlxrun.jobs.scoring.eval_spec import MATCHES
 from mlxrun.model.fit.verdict import WantedRows
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, by_id, chat, chats, write_job
 from tests.helpers.command_processes import run_program
@@ -296,6 +298,8 @@ def test_help_teaches_and_loads_nothing() -> None:
     assert found.returncode == 0, found.stderr
     for word in ("--dry-run", "--retry-failed", "continues where", '"custom_id"', "Exit codes:"):
         assert word in found.stdout
+    matches = found.stdout[found.stdout.index("`match` is") :]
+    assert not [name for name in MATCHES if not re.search(rf"[ \n]{re.escape(name)}[, \n;]", matches)]
 
 
 def test_a_scorer_that_fails_is_not_a_model_that_is_wrong(

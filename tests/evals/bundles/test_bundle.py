@@ -140,6 +140,15 @@ async def test_a_suite_is_one_bundle(tmp_path: Path) -> None:
     assert "files/suite.yaml" not in list_names(write_bundle(bench.folder, tmp_path / "b.tar.gz"))
 
 
+async def test_a_suite_of_one_cell_is_bundled_beside_its_folder(tmp_path: Path) -> None:
+    bench = SuiteBench(write_suite(tmp_path, CAPITALS))
+    assert await bench.run() == 0
+    for path in (bench.path, bench.folder):
+        assert write_bundle(path, None) == tmp_path / "suite.tar.gz"
+    cell = bench.folder / "tiny/capitals/seed-0"
+    assert write_bundle(cell, None) == cell / "job.tar.gz"
+
+
 async def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/a.png").write_bytes(b"pixels")

@@ -57,6 +57,17 @@ async def test_every_run_of_a_suite_is_exported(tmp_path: Path) -> None:
         export_runs(suite, "inspect", None, ExportNames(task="one"))
 
 
+async def test_a_suite_of_one_cell_has_its_exports_in_its_folder(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.out"
+    cell = suite / "m/task/seed-1"
+    cell.mkdir(parents=True)
+    run = await finish_rich_job(cell)
+    (suite / "suite.json").write_text(json.dumps({"cells": [{"job": "m/task/seed-1/job.jsonl"}]}))
+    assert export_runs(suite, "inspect", None, NAMES) == [suite / "inspect.eval"]
+    assert export_runs(suite, "model-card", None, NAMES) == [suite / "model-card.md"]
+    assert export_runs(run.run.paths.job, "inspect", None, NAMES)[0].parent == run.run.paths.folder
+
+
 async def test_nothing_is_written_if_one_run_cannot_be_exported(tmp_path: Path) -> None:
     suite = await make_suite(tmp_path)
     late = suite / "m/task/seed-3"

@@ -67,8 +67,12 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
 
 
 def choose_path(runs: ReportRuns, form: str) -> Path:
-    """Choose where a report goes by default: the folder of the suite, or the run folder of the first run."""
-    folder = runs.suite or runs.runs[0].folder.paths.folder
+    """Choose where a report goes by default: the folder of the only suite that the user named, else the run
+    folder of the first run."""
+    from mlxrun.evals.run_folders.run_folder_paths import find_suite
+
+    suite = find_suite(runs.paths[0]) if len(runs.paths) == 1 else None
+    folder = suite or runs.runs[0].folder.paths.folder
     return folder / f"report.{form}"
 
 

@@ -32,6 +32,17 @@ async def test_a_suites_report_lies_in_its_folder(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == f"{suite / 'report.html'}\n"
 
 
+async def test_a_cells_report_lies_in_its_run_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "s.out"
+    bench = await run_lines(suite / "m" / "t" / "seed-1", chats(2))
+    write_suite(suite)
+    for path in (bench.job, suite / "m"):
+        assert main(["report", str(path)]) == 0
+        assert capsys.readouterr().out == f"{bench.paths.folder / 'report.html'}\n"
+
+
 async def test_other_places_and_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = await run_lines(tmp_path, chats(3))
     assert main(["report", str(bench.job), "-o", "-", "--format", "md"]) == 0
