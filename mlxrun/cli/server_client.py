@@ -116,6 +116,7 @@ class ServerClient:
     see `connect`."""
 
     def __init__(self, url: str, key: str | None = None, certificate: str | None = None) -> None:
+        url = url if "://" in url else f"http://{url}"
         self.url = url.rstrip("/").removesuffix("/v1")
         self._certificate = certificate
         self._headers = {"Content-Type": "application/json"}
@@ -230,7 +231,7 @@ def connect(url: str, timeout: float, certificate: str | None = None) -> http.cl
     `certificate`: the file of the only certificate that is accepted, whatever its names and dates are. None:
     those that this machine trusts. ValueError if `url` is not one.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    parts = urlsplit(url)
     if parts.scheme != "https":
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     if certificate is None:

@@ -79,7 +79,7 @@ def load_model(
         load_check = follow_report(caller, known)
     else:
         if config.engine.load_check:
-            once = "" if file is None else ", once for these files"
+            once = "" if file is None else ", once for these files and settings"
             log.info("comparing %s with its library%s", info.name, once)
         load_check = choose_methods(caller, *compared)
         if file is not None:

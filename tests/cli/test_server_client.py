@@ -141,6 +141,11 @@ def test_a_refusal_that_breaks_off_is_an_error_too() -> None:
         client.list_models()
 
 
+def test_a_url_needs_no_scheme() -> None:
+    with run_scripted(b'{"data": []}') as client:
+        assert ServerClient(client.url.removeprefix("http://") + "/v1").list_models() == []
+
+
 @pytest.mark.parametrize(
     ("end", "key"), [("", "sesame\r"), ("", "sesame\u65e5"), ("/caf\u00e9", None), ("/a..b\u00e9.de", None)]
 )

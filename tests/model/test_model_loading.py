@@ -62,7 +62,7 @@ def test_a_comparison_is_logged_before_it_begins(
         caplog.clear()
         verdicts.start(zoo.text("llama"), load_check=mode)
         texts.append([m.partition(" with ")[2] for m in caplog.messages if m.startswith("comparing ")])
-    assert texts == [["its library, once for these files"], [], ["its library"], []]
+    assert texts == [["its library, once for these files and settings"], [], ["its library"], []]
 
 
 @pytest.mark.parametrize(("mode", "count"), [("always", 2), (True, 2), (False, 0)])

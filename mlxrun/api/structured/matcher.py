@@ -73,7 +73,8 @@ _MAX_REASON = 400  # characters of llguidance's reason in an error
 # What a client can do about the limits of llguidance, by its words for them.
 _PLAIN_REASONS = {
     r"Current row has \d+ items|Too many items \(limit": (
-        "too many alternatives are possible at one place; have fewer, such as fewer optional properties"
+        "too many alternatives are possible at one place, or a rule never ends; have fewer, such as fewer "
+        "optional properties"
     ),
     r"too many states": "it takes too many states; use shorter texts, simpler patterns and smaller limits",
     r"too many expressions|\((grammar|number of symbols)\) too big|schema too large|fuel exhausted": (

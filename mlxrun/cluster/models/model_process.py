@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
@@ -106,6 +107,8 @@ class ModelProcess:
     async def _describe_death(self, when: str) -> str:
         assert self._process is not None
         code = await self._process.wait()
+        if code == -signal.SIGKILL:  # of which it could write nothing
+            return f"its process was killed from outside {when} (signal 9), as systems do if memory is short"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"its process has ended {when} ({how}); the log says why"
 

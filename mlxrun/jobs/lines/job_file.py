@@ -91,6 +91,14 @@ class BadLine:
         return self.custom_id is None or self.param in (self.id_key, "url")
 
 
+class WrongEncoding(JobError):
+    """The file is in UTF-16 or UTF-32. `reason`: without its path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: cannot read the job file: {reason}")
+        self.reason = reason
+
+
 class _LineError(Exception):
     def __init__(self, reason: str, param: str | None = None) -> None:
         super().__init__(reason)
@@ -98,7 +106,8 @@ class _LineError(Exception):
 
 
 def open_job(path: Path) -> BinaryIO:
-    """Open the job file. JobError if it cannot be read, or is not a file that can be read twice."""
+    """Open the job file. JobError if it cannot be read, or is not a file that can be read twice;
+    WrongEncoding."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -108,7 +117,7 @@ def open_job(path: Path) -> BinaryIO:
         check_encoding(file.read(4))
     except OSError as error:
         file.close()
-        raise JobError(f"{path}: cannot read the job file: {error.strerror}") from error
+        raise WrongEncoding(path, str(error.strerror)) from error
     file.seek(0)
     return file
 

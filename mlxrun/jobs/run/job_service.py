@@ -25,7 +25,7 @@ from mlxrun.core.field_errors import reject_unsupported
 from mlxrun.core.workers import wait_until_done
 from mlxrun.jobs.lines.job_check import Report, check_lines
 from mlxrun.jobs.lines.job_file import URLS as URLS
-from mlxrun.jobs.lines.job_file import BadLine, JobLine
+from mlxrun.jobs.lines.job_file import BadLine, JobLine, WrongEncoding
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.records.output_records import BatchStamp as BatchStamp
@@ -130,7 +130,10 @@ class JobService:
         reads the files that lines may name. Lines that can fail alone are no problem unless
         `batch.on_invalid` is `fail`."""
         # Opened here: what a thread opens for a call that is cancelled stays open.
-        index = LineIndex(path, LineKeys("", None, 0), url)
+        try:
+            index = LineIndex(path, LineKeys("", None, 0), url)
+        except WrongEncoding as error:
+            return CheckedJob(0, (LineProblem("invalid_encoding", error.reason),))
         try:
             with suppress(JobError):  # raised if there are no lines
                 await asyncio.to_thread(index.scan)

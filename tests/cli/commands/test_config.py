@@ -24,6 +24,13 @@ def test_check_of_a_good_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("a.yaml: ok\n", "")
 
 
+def test_check_finds_a_certificate_that_a_server_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text("server: {tls: {certificate: a.pem, key: b.pem}}\n")
+    assert main(["config", "check", "a.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "server.tls: certificate: " in error and "a.pem: No such file or directory" in error
+
+
 def test_check_warns_of_weak_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

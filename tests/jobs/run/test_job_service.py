@@ -13,7 +13,7 @@ import pytest
 
 from mlxrun.config.settings import Config, SamplingSettings, ServerSettings
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.lines.job_file import JobLine, open_job
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.records.output_records import BatchStamp
 from mlxrun.jobs.records.output_writer import OutputWriter
@@ -119,6 +119,18 @@ async def test_repair_mends_what_a_kill_tore(tmp_path: Path) -> None:
     assert await service(client).repair(job) == JobCounts(6, 4, 0)
     assert out.read_bytes() == b"".join(records[:4])
     assert not client.tries
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+async def test_a_file_in_another_encoding_is_found_by_its_check(encoding: str, tmp_path: Path) -> None:
+    """It is the file's mistake: no other try reads it."""
+    job = write_job(tmp_path, chats(2))
+    job.write_bytes(job.read_text(encoding="utf-8").encode(encoding))
+    (problem,) = (await service(FakeClient(FakeModelInfo())).check(job, CHAT)).problems
+    assert problem.code == "invalid_encoding" and problem.line is None
+    assert problem.message.startswith(f"it is in {encoding[:6].upper()} (") and "UTF-8" in problem.message
+    with pytest.raises(JobError, match=f"{job.name}: cannot read the job file: it is in UTF"):
+        open_job(job)
 
 
 async def test_check_finds_what_no_line_may_be(tmp_path: Path) -> None:
