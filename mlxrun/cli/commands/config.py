@@ -39,7 +39,6 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     from mlxrun.cli.models_setup import check_memory, check_memory_limit, load_model_configs
     from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import find_weak_keys
-    from mlxrun.server.certificate import read_certificate
 
     paths: list[Path | None] = [*files] or [config_path]
     if files and config_path:
@@ -48,7 +47,10 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     for path in paths:
         try:
             loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
-            read_certificate(loaded.config.server)
+            if loaded.config.server.tls:
+                from mlxrun.server.certificate import read_certificate  # imports aiohttp
+
+                read_certificate(loaded.config.server)
             if loaded.config.models:
                 asyncio.run(check_memory(loaded, load_model_configs(loaded)))
             else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from mlxrun.model.kv.ragged.decode_batch import ExpectedRow, JoiningRow
-from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch, uses_pages
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.sampler import Sampler
 from mlxrun.model.run.step_output import LogitsBatch, RunningRow, SampledRows
@@ -30,6 +30,7 @@ class DecodeRunner:
         self._caller = caller
         self._mtp = mtp
         self._vocab = vocab
+        self._uses_pages = uses_pages(methods.decode)
         self.batch = make_decode_batch(caller.make_cache(), methods)
         self.order: list[str] = []
         self.sampler: Sampler | None = None
@@ -71,7 +72,9 @@ class DecodeRunner:
         """Give these rows a place in the batch, and take it from all others."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
-        waiting = rows.keys() - present - joining.keys() if joining or len(ids) < len(present) else ()
+        # Pages are also given back where rows only leave, but not those that others will need.
+        is_wanted = joining or (self._uses_pages and len(ids) < len(present))
+        waiting = rows.keys() - present - joining.keys() if is_wanted else ()
         prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
         self.batch.update(
             set(ids),
