@@ -114,6 +114,8 @@ def test_a_file_that_the_model_takes_not_is_refused_before_it_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for name in ("find_server", "explain_refusal"):  # of other tests' servers, which may be loading
+        monkeypatch.setattr(f"mlxrun.cli.commands.chat.{name}", lambda key: None)
     (tmp_path / "a.wav").write_bytes(b"RIFF")
     assert main(["chat", "-p", f"What is in {tmp_path}/a.wav?"]) == 1
     said = capsys.readouterr().err
