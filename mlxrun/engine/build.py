@@ -130,7 +130,8 @@ def _build_engine(
     _warn_of_unknown_tokens(model_info, count)
     preparation = None
     if uses_cuda():
-        preparation = prepare_attention(model.caller, config.scheduler, model_info.context_length)
+        context = model_info.context_length
+        preparation = prepare_attention(model.caller, config.scheduler, methods.sharing, context)
     return Engine(
         model_info,
         scheduler,

@@ -55,9 +55,8 @@ def time_products(
     is_cpu, is_packed = backend == "cpu", default.choose(1) == "packed"
     layers = [_cut(layer) if is_cpu else layer for layer in layers]
     held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
-    mx.eval(
-        held, [layer.parameters() for layer in layers]
-    )  # or a compiled function reads weights in each call
+    # A compiled function would read lazy weights again in each call.
+    mx.eval(held, [layer.parameters() for layer in layers])
     warm_device()
     found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
     spent = 0.0
@@ -105,17 +104,16 @@ def time_plain_products(
     """
     warm_device()
     found: dict[str, dict[int, float]] = {name: {} for name in PLAIN_METHODS}
-    # A compiled function would read lazy weights again in each call.
     computes = [product.compute for product in products]
+    # Weights are read here, as in `time_products`.
     mx.eval(_compute_in_turn(computes, _make_inputs(products, 1, dtype)))
     for rows in PLAIN_WIDTHS:
         inputs = _make_inputs(products, rows, dtype)
         mx.eval(inputs)
-        compiled: dict[str, Any] = {}
+        compiled = {name: mx.compile(partial(_compute_in_turn, computes)) for name in PLAIN_METHODS}
         for name in PLAIN_METHODS * PLAIN_TURNS:
-            use_method(name)
-            compute = compiled.setdefault(name, mx.compile(partial(_compute_in_turn, computes)))
-            lasted, _ = time_graph(partial(compute, inputs))
+            use_method(name)  # by which the first call is traced
+            lasted, _ = time_graph(partial(compiled[name], inputs))
             found[name][rows] = min(lasted, found[name].get(rows, math.inf))
     return found
 

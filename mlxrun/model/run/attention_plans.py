@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.model.hooks.device_attention import CUDNN_TYPES, STEP, attend_causally, round_length
+from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
@@ -18,7 +19,6 @@ LONGEST = 16384  # tokens of a prompt whose attention is prepared
 # Where its chunks begin: at multiples of the first number, and then of the second. Few begin elsewhere, since
 # all but the last one of a prompt are powers of two.
 STARTS = (2048, 512)
-SHORT = 1024  # tokens of first chunks that share a forward
 MAX_DIM = 128  # numbers of a head whose attention cuDNN computes
 
 Shape = tuple[int, int, int]  # rows, queries and keys
@@ -48,10 +48,13 @@ class PromptAttention:
         return attend_causally(made[0], made[1], made[2], 1.0)
 
 
-def prepare_attention(caller: ModelCaller, settings: SchedulerSettings, context: int) -> Iterator[None]:
-    """Prepare one shape after the other, the most usual ones first. `context`: most tokens of a prompt."""
+def prepare_attention(
+    caller: ModelCaller, settings: SchedulerSettings, sharing: PrefillSharing, context: int
+) -> Iterator[None]:
+    """Prepare one shape after the other, the most usual ones first. `sharing`: of first chunks; `context`:
+    most tokens of a prompt."""
     layouts = find_layouts(caller)
-    for shape in list_shapes(settings, context) if layouts else ():
+    for shape in list_shapes(settings, sharing, context) if layouts else ():
         mx.eval([layout.compute(shape) for layout in layouts])
         yield
 
@@ -71,15 +74,15 @@ def find_layouts(caller: ModelCaller) -> set[PromptAttention]:
     return found
 
 
-def list_shapes(settings: SchedulerSettings, context: int) -> Iterable[Shape]:
+def list_shapes(settings: SchedulerSettings, sharing: PrefillSharing, context: int) -> Iterable[Shape]:
     """Rows, queries and keys of chunks, each once: those of first chunks, then those of long prompts."""
     chunk = min(settings.chunk or settings.prefill_budget, settings.prefill_budget)
     longest = min(LONGEST, context)
     lengths = dict.fromkeys(round_length(n) for n in range(STEP, min(chunk, longest) + 1, STEP))
     shapes: dict[Shape, None] = {(1, length, length): None for length in lengths}
     rows = 2
-    while rows <= settings.prefill_rows:
-        fitting = [n for n in lengths if n <= SHORT and rows * n <= settings.prefill_budget]
+    while rows <= sharing.max_rows:
+        fitting = [n for n in lengths if n <= sharing.max_shared and rows * n <= settings.prefill_budget]
         shapes |= {(rows, n, n): None for n in fitting}
         rows *= 2
     for step in STARTS:

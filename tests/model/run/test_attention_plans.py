@@ -19,9 +19,11 @@ from mlxrun.model.run.attention_plans import (
     list_shapes,
     prepare_attention,
 )
+from mlxrun.model.run.chunk_grouping import PrefillSharing
 from tests.helpers.fused_models import make_caller
 
 SETTINGS = SchedulerSettings(chunk=4096)
+SHARING = PrefillSharing(max_rows=16, max_shared=1024)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_chunks_have_the_shapes_that_are_listed(computed: set[Shape]) -> None:
             attend_chunk(1, start, tokens)
     for rows, tokens in ((2, 1024), (3, 900), (5, 256), (7, 450), (13, 200), (16, 2)):
         attend_chunk(rows, 0, tokens)
-    listed = set(list_shapes(SETTINGS, 40960))
+    listed = set(list_shapes(SETTINGS, SHARING, 40960))
     assert computed <= listed and len(computed) > 50
     attend_chunk(1, STEP, 512)
     attend_chunk(2, 512, 512)
@@ -58,7 +60,7 @@ def test_chunks_have_the_shapes_that_are_listed(computed: set[Shape]) -> None:
 
 
 def test_each_shape_comes_once_and_short_ones_first() -> None:
-    shapes = list(list_shapes(SETTINGS, 40960))
+    shapes = list(list_shapes(SETTINGS, SHARING, 40960))
     assert len(set(shapes)) == len(shapes) < 300, "a few seconds"
     assert shapes[0] == (1, STEP, STEP)
     firsts = [shape for shape in shapes if shape[1] == shape[2]]
@@ -67,7 +69,7 @@ def test_each_shape_comes_once_and_short_ones_first() -> None:
 
 
 def test_a_short_context_and_small_chunks_need_few() -> None:
-    few = list(list_shapes(SchedulerSettings(chunk=512, prefill_rows=1), 1024))
+    few = list(list_shapes(SchedulerSettings(chunk=512), PrefillSharing(), 1024))
     assert few == [(1, 256, 256), (1, 512, 512), (1, 256, 768), (1, 512, 1024)]
 
 
@@ -85,12 +87,13 @@ def test_layouts_are_those_of_the_model() -> None:
 def test_each_is_computed_for_each_layout(computed: set[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
     layouts = {PromptAttention(4, 2, 8, 8, mx.bfloat16), PromptAttention(4, 4, 8, 16, mx.float16)}
     monkeypatch.setattr(attention_plans, "find_layouts", lambda caller: layouts)
-    settings, caller = SchedulerSettings(chunk=512, prefill_rows=2), make_caller("llama")
-    shapes = list(list_shapes(settings, 1024))
-    steps = prepare_attention(caller, settings, 1024)
+    settings, caller = SchedulerSettings(chunk=512), make_caller("llama")
+    sharing = PrefillSharing(max_rows=2)
+    shapes = list(list_shapes(settings, sharing, 1024))
+    steps = prepare_attention(caller, settings, sharing, 1024)
     for count in range(1, len(shapes) + 1):
         next(steps)
         assert computed == set(shapes[:count])
     assert list(steps) == []
     monkeypatch.setattr(attention_plans, "find_layouts", lambda caller: set())
-    assert list(prepare_attention(caller, settings, 1024)) == []
+    assert list(prepare_attention(caller, settings, sharing, 1024)) == []
