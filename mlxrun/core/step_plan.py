@@ -202,14 +202,15 @@ SINGLE_TOKEN_CHUNK = 512  # tokens
 class StepCosts:
     """What the parts of a step cost on this device.
 
-    `max_sampling_chunk`: after a hit, one forward computes up to this many tokens and samples; set where a
-    forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a decoding
-    row; greater where each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once this
-    many tokens of a prompt are computed, since attention dominates from there; 0: never. `few_lengths`: a
-    shortened chunk gets one of few lengths, because the device prepares for each new one. `min_chunk`: fewer
-    tokens take no less time, because launches bound a forward. `least_fitting`: a chunk is halved if a step
-    has time for less than this share of it. `lone_share`: of the time of a step, what a prompt gets while
-    nothing else runs or waits. A request that comes then waits for less, where short steps are as efficient.
+    `max_sampling_chunk`: the most tokens of a forward that also samples, after a hit or of a prompt that
+    waits by itself. It is set where a forward costs more than its tokens. `waiting_weight`: how much a
+    waiting prompt counts beside a decoding row; greater where each forward is expensive. `deep_prompt`:
+    beside decoding rows, chunks shrink once this many tokens of a prompt are computed, since attention
+    dominates from there; 0: never. `few_lengths`: a shortened chunk gets one of few lengths, because the
+    device prepares for each new one. `min_chunk`: fewer tokens take no less time, because launches bound a
+    forward. `least_fitting`: a chunk is halved if a step has time for less than this share of it.
+    `lone_share`: of the time of a step, what a prompt gets while nothing else runs or waits. A request that
+    comes then waits for less, where short steps are as efficient.
     """
 
     max_sampling_chunk: int = 0
@@ -226,10 +227,11 @@ class StepCosts:
             return budget
         return 1 << (budget.bit_length() - 1)
 
-    def get_max_sampling_chunk(self, request: Request) -> int:
-        """The most tokens after a hit that one forward computes while it also samples. It is greater for a
-        prompt with logprobs and one output token: joining the decode batch would copy all its keys for one
-        step."""
+    def get_max_sampling_chunk(self, request: Request, hit: bool, lone: bool) -> int:
+        """The most tokens that one forward computes while it also samples, after a hit or not. After a hit,
+        it is greater for a prompt with logprobs and one output token. Joining the decode batch would copy all
+        its keys for one step. `lone`: no other prompt waits, whose forward this one could share."""
         params = request.params
-        is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
-        return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk
+        if hit and params.max_tokens == 1 and params.prompt_logprobs is not None:
+            return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK)
+        return self.max_sampling_chunk if hit or lone else 0

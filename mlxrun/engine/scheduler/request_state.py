@@ -175,8 +175,8 @@ class RequestState:
         return unsent
 
     def start_running(self, hit: CacheHit | None, max_sampling_chunk: int = 0) -> None:
-        """Start from a hit of the prefix cache, which leaves at least one token to compute. If at most
-        `max_sampling_chunk` tokens are left, one forward computes them and samples."""
+        """Start empty, or from a hit of the prefix cache, which leaves at least one token to compute. If at
+        most `max_sampling_chunk` tokens are left, one forward computes them and samples."""
         length = 0 if hit is None else hit.length
         self.num_in_flight = 0  # tokens that an earlier row had in flight are sampled again
         self.prompt_logprobs.launched = 0
@@ -187,7 +187,7 @@ class RequestState:
         has_images = any(stop > length for _, stop in self.request.image_spans)
         self.num_ready = 0 if has_images and self.request.media is not None else None
         left = self.num_tokens - length
-        samples = hit is not None and self.request.params.max_tokens > 0
+        samples = self.request.params.max_tokens > 0
         self.last_chunk_samples = samples and 1 < left <= max_sampling_chunk
         self.decoding = length == self.prefill_target
 

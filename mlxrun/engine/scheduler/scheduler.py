@@ -245,7 +245,8 @@ class Scheduler:
         prompt begins with what another one is computing is passed over until that is in the prefix cache."""
         running = self._running
         admitted: list[Admission] = []
-        for state in (s for s in queue if not s.running):
+        waiting = [s for s in queue if not s.running]
+        for state in waiting:
             if running and not state.suspect and self.prefix_cache.should_wait_for_prefix(state.id):
                 continue
             if not self._preemption.make_room(state, running, self.preempt):
@@ -263,8 +264,9 @@ class Scheduler:
             running.append(state)
             limit = state.prompt_logprobs.limit_hit(state.num_tokens - 1)
             hit = self.prefix_cache.lookup(state.id, state.output, limit)
-            costs = self._sampling_costs
-            state.start_running(hit, costs.get_max_sampling_chunk(state.request) if costs else 0)
+            costs, lone = self._sampling_costs, len(waiting) == 1
+            most = costs.get_max_sampling_chunk(state.request, hit is not None, lone) if costs else 0
+            state.start_running(hit, most)
             admitted.append(Admission(state.request, tuple(state.output), hit))
         return tuple(admitted)
 

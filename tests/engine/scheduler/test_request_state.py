@@ -90,11 +90,12 @@ def test_a_preempted_request_keeps_its_answer_and_what_it_reported() -> None:
 
 
 @pytest.mark.parametrize(("left", "samples"), [(1, False), (2, True), (4, True), (5, False)])
-def test_few_tokens_after_a_hit_are_computed_in_the_forward_that_samples(left: int, samples: bool) -> None:
-    state = make_state(20)
-    state.start_running(CacheHit(20 - left, HitKind.PREFIX), max_sampling_chunk=4)
-    assert state.last_chunk_samples is samples
-    assert state.prefill_target == (20 if samples else 19)
+def test_few_tokens_are_computed_in_the_forward_that_samples(left: int, samples: bool) -> None:
+    for state, hit in ((make_state(20), CacheHit(20 - left, HitKind.PREFIX)), (make_state(left), None)):
+        state.start_running(hit, max_sampling_chunk=4)
+        assert state.last_chunk_samples is samples
+        one_is_left = not samples and state.num_tokens > 1
+        assert state.prefill_target == state.num_tokens - one_is_left
 
 
 def test_a_request_waits_for_images_behind_its_hit() -> None:

@@ -139,7 +139,9 @@ def test_a_scored_prompt_with_one_token_of_output_samples_in_its_last_chunk() ->
     costs = StepCosts(max_sampling_chunk=4)
     for max_tokens, scored, most in ((1, 1, 512), (1, None, 4), (2, 1, 4)):
         request = make_request("a", max_tokens=max_tokens, prompt_logprobs=scored)
-        assert costs.get_max_sampling_chunk(request) == most
+        assert costs.get_max_sampling_chunk(request, hit=True, lone=False) == most
+        assert costs.get_max_sampling_chunk(request, hit=False, lone=True) == 4
+        assert costs.get_max_sampling_chunk(request, hit=False, lone=False) == 0
 
 
 def test_a_draft_needs_a_recurrent_state_for_each_token() -> None:
