@@ -14,9 +14,10 @@ from mlx.utils import tree_map_with_path
 from benchmarks.tiny.text_configs import make_text_config
 from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.fused.operations import ARRAYS, LayerOperations
-from mlxrun.model.hooks import skinny_gemm
+from mlxrun.model.hooks import quantized_layers, skinny_gemm
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import transpose_weights
+from mlxrun.model.hooks.quantized_layers import MethodTable, dequantize_weight, hook_products, list_routed
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
@@ -47,6 +48,7 @@ def make_caller(
     model.update(tree_map_with_path(fill, model.parameters()))
     if bits is not None:
         nn.quantize(model, group_size=32, bits=bits)
+        hook_products(model, MethodTable())
     transpose_weights(model)
     hook_attention(model)
     if fused:
@@ -65,6 +67,17 @@ def count_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
     return found
+
+
+def use_packed_products(model: nn.Module, multiply: Any, patch: pytest.MonkeyPatch) -> None:
+    """Multiply rows by quantized weights by `multiply`, in place of the kernel."""
+    for module in (quantized_layers, skinny_gemm):
+        patch.setattr(module, "multiply_few_rows", multiply)
+    patch.setattr(quantized_layers, "can_multiply_packed", lambda layer, dtype: True)
+    table = MethodTable(((skinny_gemm.MOST_ROWS, "packed"), (65, "library")))
+    hook_products(model, table)
+    for layer in list_routed(model):
+        layer.table = table
 
 
 def hash_path(path: str) -> int:
@@ -113,7 +126,7 @@ def decode_rows(
 
 def multiply_rows(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
     """What the kernel of `multiply_few_rows` computes, by the library, and each row by itself."""
-    weight = layer["weight"]
+    weight = dequantize_weight(layer, x.dtype) if "scales" in layer else layer["weight"]
     rows = x.reshape(-1, weight.shape[1])
     product = mx.concatenate([row[None] @ weight.T for row in rows])
     found = ARRAYS.gate(product) if gated else product

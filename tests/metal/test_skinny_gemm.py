@@ -147,11 +147,10 @@ def test_more_rows_than_a_kernel_takes() -> None:
         assert mx.array_equal(found.reshape(67, 24), expected).item()
 
 
-def find_gate_problem(dtype: mx.Dtype, rows: int) -> str:
+def find_gate_problem(dtype: mx.Dtype, rows: int, form: str = "plain") -> str:
     """Whether silu(gate) * up of the product is what the kernel of gates makes of it."""
-    layer = make_layer("plain", dtype, 2, 2 * OUTPUTS)
-    x = (3 * make_random((rows, 1, count_inputs(layer)), 2)).astype(dtype)
-    layer.weight = layer.weight / 8
+    layer = make_layer(form, dtype, 2, 2 * OUTPUTS)
+    x = (3 * make_random((rows, 1, count_inputs(layer)), 2)).astype(dtype) / 8
     expected = operations.KERNELS.gate(multiply_few_rows(layer, x))
     found = multiply_few_rows(layer, x, gated=True)
     return "" if mx.array_equal(found, expected).item() else "differs"
@@ -161,6 +160,12 @@ def find_gate_problem(dtype: mx.Dtype, rows: int) -> str:
 @pytest.mark.parametrize("rows", KERNELS)
 def test_a_gate_in_the_product_has_the_bits_of_one_behind_it(dtype: mx.Dtype, rows: int) -> None:
     assert find_gate_problem(dtype, rows - 3) == ""
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("form", ["4 bit", "8 bit"])
+def test_a_gate_in_a_quantized_product_has_the_bits_of_one_behind_it(form: str, dtype: mx.Dtype) -> None:
+    assert find_gate_problem(dtype, 11, form) == ""
 
 
 def find_sum_problem(form: str, dtype: mx.Dtype, rows: int) -> str:

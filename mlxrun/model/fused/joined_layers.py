@@ -44,18 +44,13 @@ class JoinedProduct:
         """Numbers of the product."""
         return int(self._joined["weight"].shape[0])
 
-    @property
-    def weight(self) -> mx.array:
-        """The joined weight, quantized or plain."""
-        weight: mx.array = self._joined["weight"]
-        return weight
-
     def __call__(self, x: mx.array) -> mx.array:
         """[..., all outputs] of x [..., D]."""
-        product: mx.array = self._follow()(x)
+        product: mx.array = self.layer(x)
         return product
 
-    def _follow(self) -> Any:
+    @property
+    def layer(self) -> Any:
         """The joined layer, which multiplies by the methods that the layers have now."""
         if hasattr(self._first, "table"):
             self._joined.table = self._first.table
@@ -63,16 +58,9 @@ class JoinedProduct:
 
     def gate(self, x: mx.array, gate: Callable[[mx.array], mx.array]) -> mx.array:
         """silu(gate) * up of the product of gate and up, by `gate` where the product's kernel does not."""
-        own = self.can_gate(x.dtype) and is_multiplied_evenly(self._follow(), x)
-        return self.multiply_gated(x) if own else gate(self(x))
-
-    def can_gate(self, dtype: mx.Dtype) -> bool:
-        """Whether there is a kernel that makes silu(gate) * up with the product."""
-        return has_epilogues(self._follow(), dtype)
-
-    def multiply_gated(self, x: mx.array) -> mx.array:
-        """silu(gate) * up by this kernel."""
-        return multiply_evenly(self._joined, x, gated=True)
+        layer = self.layer
+        own = has_epilogues(layer, x.dtype) and is_multiplied_evenly(layer, x)
+        return multiply_evenly(layer, x, gated=True) if own else gate(layer(x))
 
 
 def _join(layers: Sequence[Any]) -> nn.Module:

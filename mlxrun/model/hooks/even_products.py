@@ -2,7 +2,8 @@
 
 There a row has the same bits in any company. So in reproducible mode all rows are multiplied so, and steps
 need not be padded to one width. In the usual mode a table has the numbers of rows for which the kernel takes
-less time than the library (weight_form.py). Chunks of prompts are the library's.
+less time than the library (weight_form.py). Chunks of prompts are the library's. What follows a product can
+be made with it, also where the weights are quantized (quantized_layers.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxrun.model.hooks.derived_layers import TransposedLinear
-from mlxrun.model.hooks.quantized_layers import MethodTable
+from mlxrun.model.hooks.quantized_layers import MethodTable, is_packed, is_routed_linear
 from mlxrun.model.hooks.skinny_gemm import MOST_ROWS, can_multiply_plain, count_inputs, multiply_evenly
 
 EVERY_ROW = MethodTable(((MOST_ROWS, "packed"),))  # has no limit, as it is the last entry
@@ -49,10 +50,14 @@ _EVEN: dict[type, type] = {nn.Linear: _EvenLinear, nn.Embedding: _EvenEmbedding}
 
 
 def is_multiplied_evenly(layer: Any, x: mx.array) -> bool:
-    """Whether such a layer multiplies this input by the kernel: rows of a decode step, as many as the table
-    has for it."""
-    is_step = x.ndim > 1 and x.shape[-2] == 1 and can_multiply_plain(layer, x.dtype)
-    return is_step and layer.table.choose(x.size // count_inputs(layer)) == "packed"
+    """Whether a layer with a table multiplies this input by the kernel: rows of a decode step, as many as the
+    table has for it."""
+    if x.ndim < 2 or x.shape[-2] != 1:
+        return False
+    rows = x.size // count_inputs(layer)
+    if "scales" in layer:
+        return is_packed(layer, rows, x.dtype)
+    return can_multiply_plain(layer, x.dtype) and layer.table.choose(rows) == "packed"
 
 
 def takes_heads(layer: Any) -> bool:
@@ -62,8 +67,11 @@ def takes_heads(layer: Any) -> bool:
 
 def has_epilogues(layer: Any, dtype: mx.Dtype) -> bool:
     """Whether the kernel may compute what follows the layer's product: silu(gate) * up, or a sum."""
-    is_even = isinstance(layer, _EvenLinear) and layer.table != LIBRARY
-    return is_even and "bias" not in layer and can_multiply_plain(layer, dtype)
+    if "bias" in layer:
+        return False
+    if isinstance(layer, _EvenLinear):
+        return layer.table != LIBRARY and can_multiply_plain(layer, dtype)
+    return is_routed_linear(layer) and is_packed(layer, 1, dtype)
 
 
 def multiply_and_add(layer: Any, x: mx.array, added: mx.array) -> mx.array | None:

@@ -110,6 +110,11 @@ def is_quantized_linear(layer: Any) -> bool:
     return type(layer) in (nn.QuantizedLinear, _RoutedLinear)
 
 
+def is_routed_linear(layer: Any) -> bool:
+    """Whether the layer is such a linear layer with a method of its own."""
+    return type(layer) is _RoutedLinear
+
+
 def is_expert(layer: nn.Module) -> bool:
     """Whether the layer has the weights of several experts."""
     return type(layer).__name__.removeprefix("_Routed") == "QuantizedSwitchLinear"
@@ -191,6 +196,11 @@ def keep_methods(model: nn.Module) -> Iterator[None]:
     finally:
         for module, table in zip(modules, tables, strict=True):
             module.table = table
+
+
+def is_packed(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
+    """Whether a layer with a table multiplies so many rows of this type by the kernel of skinny_gemm.py."""
+    return layer.table.choose(rows) == "packed" and rows <= MOST_ROWS and can_multiply_packed(layer, dtype)
 
 
 def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:

@@ -15,7 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
-from mlxrun.model.fused.joined_layers import JoinedProduct
 from mlxrun.model.fused.operations import (
     ARRAYS,
     HeadRule,
@@ -24,6 +23,7 @@ from mlxrun.model.fused.operations import (
     choose_operations,
 )
 from mlxrun.model.hooks.even_products import has_epilogues
+from mlxrun.model.hooks.quantized_layers import dequantize_weight
 from mlxrun.model.hooks.skinny_gemm import multiply_evenly
 from mlxrun.model.load_check.attention_checks import FACTOR, LEAST, find_limit, measure_rms
 from mlxrun.model.load_check.report import LoadCheck, run_check
@@ -63,7 +63,15 @@ def _describe_kind(layer: FusedLayer) -> tuple[object, ...]:
     norms = heads.norms and tuple(norm.eps for norm in heads.norms)
     rotary = heads.rotary and replace(heads.rotary, frequencies=None)
     form = (heads.heads, heads.kv_heads, heads.size, norms, rotary, layer.second.weight.dtype)
-    return (*form, layer.second.weight.size, layer.second.eps, gated and gated.outputs)
+    products = [_describe_weight(product) for product in (gated and gated.layer, layer.output, layer.middle)]
+    return (*form, layer.second.weight.size, layer.second.eps, gated and gated.outputs, *products)
+
+
+def _describe_weight(product: Any) -> tuple[object, ...] | None:
+    """The form of a linear layer's weight; None for another part."""
+    if not isinstance(product, nn.Module) or "weight" not in product:
+        return None
+    return (product["weight"].dtype, getattr(product, "bits", None), getattr(product, "group_size", None))
 
 
 def _list_operations(layer: FusedLayer) -> Iterator[Operation]:
@@ -73,8 +81,8 @@ def _list_operations(layer: FusedLayer) -> Iterator[Operation]:
     yield partial(_make_heads, heads), ((1, (heads.heads + 2 * heads.kv_heads) * heads.size),)
     if layer.gated is not None:
         yield lambda operations, given: [operations.gate(given[0])], ((1, layer.gated.outputs),)
-        if layer.gated.can_gate(layer.second.weight.dtype):
-            yield partial(_multiply_gated, layer.gated), ((1, size),)
+        if has_epilogues(layer.gated.layer, layer.second.weight.dtype):
+            yield partial(_multiply_gated, layer.gated.layer), ((1, size),)
     products: list[tuple[Any, tuple[int, ...]]] = [(layer.output, (heads.heads, 1, heads.size))]
     if layer.gated is not None:
         products.append((layer.middle, (1, layer.gated.outputs // 2)))
@@ -98,13 +106,11 @@ def _make_heads(rule: HeadRule, operations: LayerOperations, given: Sequence[mx.
     return queries, written[:rows], written[rows:]
 
 
-def _multiply_gated(
-    product: JoinedProduct, operations: LayerOperations, given: Sequence[mx.array]
-) -> Sequence[mx.array]:
+def _multiply_gated(layer: Any, operations: LayerOperations, given: Sequence[mx.array]) -> Sequence[mx.array]:
     x = given[0]
     if operations is ARRAYS:
-        return [operations.gate(x @ product.weight.astype(x.dtype).T)]
-    return [product.multiply_gated(x)]
+        return [operations.gate(x @ _read_weight(layer, x.dtype).T)]
+    return [multiply_evenly(layer, x, gated=True)]
 
 
 def _multiply_and_add(
@@ -112,8 +118,14 @@ def _multiply_and_add(
 ) -> Sequence[mx.array]:
     x, added = given
     if operations is ARRAYS:
-        return [added + x.reshape(len(x), 1, -1) @ layer["weight"].astype(x.dtype).T]
+        return [added + x.reshape(len(x), 1, -1) @ _read_weight(layer, x.dtype).T]
     return [multiply_evenly(layer, x, added=added)]
+
+
+def _read_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """The layer's weight, which is dequantized to its own type first."""
+    weight = dequantize_weight(layer, layer["scales"].dtype) if "scales" in layer else layer["weight"]
+    return weight.astype(dtype)
 
 
 def _widen_norm(norm: NormRule) -> NormRule:

@@ -16,7 +16,14 @@ from mlxrun.model.fused.operations import ARRAYS, ArrayOperations, HeadRule, Nor
 from mlxrun.model.run import model_caller
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
-from tests.helpers.fused_models import decode_rows, make_caller, prefill_rows
+from tests.helpers.fused_models import (
+    STEPS,
+    decode_rows,
+    make_caller,
+    multiply_rows,
+    prefill_rows,
+    use_packed_products,
+)
 from tests.helpers.model_fixtures import mark_sweep
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral3", "smollm3", "phi3", "glm", "gemma", "granite", "qwen3_moe")
@@ -98,6 +105,23 @@ def test_half_precision(dtype: mx.Dtype) -> None:
 def test_quantized_weights(family: str, bits: int) -> None:
     expected = decode_rows(make_caller(family, bits=bits, fused=False), None)
     assert mx.array_equal(decode_rows(make_caller(family, bits=bits)), expected).item()
+
+
+def test_what_follows_a_quantized_product_is_made_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate, and both sums of a layer."""
+    expected = decode_rows(make_caller("llama", bits=4, fused=False), None)
+    caller, counter, made = make_caller("llama", bits=4), Counter(), [0, 0]
+
+    def multiply(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
+        made[0] += gated
+        made[1] += added is not None
+        return multiply_rows(layer, x, gated, added)
+
+    use_packed_products(caller.model, multiply, monkeypatch)
+    found, layers = decode_rows(caller, counter), len(caller.model.layers)
+    assert mx.allclose(found, expected, atol=1e-4).item()
+    assert made == [layers * STEPS, 2 * layers * STEPS]
+    assert (counter.norms, counter.gates) == (0, 0) and counter.heads == layers * STEPS
 
 
 def test_the_operations_of_a_step() -> None:

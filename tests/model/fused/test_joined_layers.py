@@ -10,11 +10,11 @@ import pytest
 
 from mlxrun.model.fused.joined_layers import JoinedProduct, can_join
 from mlxrun.model.fused.operations import ARRAYS
-from mlxrun.model.hooks import even_products, skinny_gemm
+from mlxrun.model.hooks import even_products
 from mlxrun.model.hooks.derived_layers import transpose_weights
 from mlxrun.model.hooks.even_products import forget_even_products, hook_even_products
-from mlxrun.model.hooks.quantized_layers import MethodTable, hook_products
-from tests.helpers.fused_models import multiply_rows
+from mlxrun.model.hooks.quantized_layers import MethodTable, forget_methods, hook_products
+from tests.helpers.fused_models import multiply_rows, use_packed_products
 
 X = mx.random.normal((3, 1, 64), key=mx.random.key(1))
 
@@ -48,29 +48,32 @@ def test_one_layer_is_its_own_product() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bits", [None, 4])
 def test_gate_and_up_are_gated_by_the_kernel_of_their_product(
-    bias: bool, monkeypatch: pytest.MonkeyPatch
+    bits: int | None, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bias is added to a product before its gate, so the kernel cannot make it."""
-    model, calls = make_layers(bias), []
+    model, calls = make_layers(bias, bits), []
 
-    def multiply(layer: Any, x: mx.array, gated: bool, added: None) -> mx.array:
+    def multiply(layer: Any, x: mx.array, gated: bool = False, added: None = None) -> mx.array:
         calls.append(gated)
         return multiply_rows(layer, x, gated)
 
     expected = ARRAYS.gate(mx.concatenate([layer(X) for layer in model.layers], axis=-1))
     monkeypatch.setattr(even_products, "can_multiply_plain", lambda layer, dtype: True)
-    monkeypatch.setattr(skinny_gemm, "multiply_few_rows", multiply)
-    assert hook_even_products(model, mx.float32)
+    use_packed_products(model, multiply, monkeypatch)
+    assert hook_even_products(model, mx.float32, whole=False) == (0 if bits else 3)
     joined = JoinedProduct(model.layers)
     assert mx.allclose(joined.gate(X, ARRAYS.gate), expected, atol=1e-4).item()
-    assert calls == [not bias] and joined.can_gate(mx.float32) is not bias
+    assert calls == [not bias]
     chunk = X.reshape(1, 3, 64)
     assert mx.allclose(joined.gate(chunk, ARRAYS.gate), expected.reshape(1, 3, -1), atol=1e-4).item()
-    assert len(calls) == 1, "a prompt's tokens"
+    assert not any(calls[1:]), "a prompt's tokens"
     forget_even_products(model)
+    forget_methods(model)
+    calls.clear()
     assert mx.allclose(joined.gate(X, ARRAYS.gate), expected, atol=1e-4).item() and joined(X) is not None
-    assert len(calls) == 1, "the layers' products are the library's now"
+    assert calls == [], "the layers' products are the library's now"
 
 
 def test_the_method_of_quantized_products_is_that_of_the_layers() -> None:
@@ -82,7 +85,7 @@ def test_the_method_of_quantized_products_is_that_of_the_layers() -> None:
     for layer in model.layers:
         layer.table = MethodTable()
     joined(X)
-    assert joined._joined.table == MethodTable()
+    assert joined.layer.table == MethodTable()
 
 
 def test_layers_of_different_forms_are_not_joined() -> None:

@@ -13,12 +13,13 @@ from mlxrun.model.fused import fused_blocks
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
 from mlxrun.model.fused.operations import ArrayOperations, HeadRule, NormRule
 from mlxrun.model.hooks import even_products, install, skinny_gemm
+from mlxrun.model.hooks.quantized_layers import dequantize_weight
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.load_check import choose, layer_checks, text_ladder
 from mlxrun.model.load_check.attention_checks import KernelCheck
 from mlxrun.model.load_check.layer_checks import check_layers
 from mlxrun.model.run import compute_methods
-from tests.helpers.fused_models import make_caller, multiply_rows
+from tests.helpers.fused_models import make_caller, multiply_rows, use_packed_products
 from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 
@@ -165,6 +166,28 @@ def test_what_is_made_with_a_product_is_compared(zoo: Zoo, gpu: pytest.MonkeyPat
     report = probe_model(zoo.text("llama"), reproducible=True)
     assert all(made.values()) and report.methods.decode == ("compiled" if planted else "fused")
     assert list_failed(report) == (["kernels of layers"] if planted else [])
+
+
+@pytest.mark.parametrize("planted", ["", "gate", "sum"])
+def test_what_is_made_with_a_quantized_product_is_compared(
+    planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer has weights of another form, which are compared too: the twins plant there alone."""
+    caller = make_caller("llama", mx.bfloat16, bits=4)
+    other = caller.model.layers[1].fused
+
+    def multiply(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
+        kind = "gate" if gated else "sum" if added is not None else ""
+        found = multiply_rows(layer, x, gated, added)
+        return mx.roll(found, 1, axis=-1) if planted and kind == planted and layer.bits == 8 else found
+
+    use_operations(monkeypatch, Sound())
+    for layer in (other.gated.layer, other.output, other.middle):
+        weight = dequantize_weight(layer, mx.bfloat16)
+        layer.bits = 8
+        layer.weight, layer.scales, layer.biases = mx.quantize(weight, layer.group_size, 8)
+    use_packed_products(caller.model, multiply, monkeypatch)
+    assert check_layers(caller.model).passed is (planted == "")
 
 
 @pytest.mark.parametrize("family", mark_sweep(["gemma3_text", "olmo2"], ["olmo2"]))
