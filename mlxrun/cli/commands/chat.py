@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,7 +179,11 @@ def _check_attachments(question: str, model: ModelSettings) -> None:
 def _converse(session: ChatSession) -> None:
     """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line. SIGTERM,
     and the end of the terminal, end the conversation."""
-    history = _load_history()
+    from mlxrun.cli.chat.line_history import LineHistory
+    from mlxrun.server.data_folder import find_data_folder
+
+    history = LineHistory(find_data_folder(os.environ) / "chat_history")
+    history.load()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _abort)
@@ -190,31 +194,10 @@ def _converse(session: ChatSession) -> None:
         finally:  # a signal that came with the end of the input is handled here
             signal.signal(signal.SIGINT, before)
     finally:
-        _save_history(history)
+        history.save()
 
 
 def _abort(number: int, frame: object) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
     expect_last_signal()
     raise click.Abort
-
-
-def _load_history() -> Path:
-    from mlxrun.server.data_folder import find_data_folder
-
-    path = find_data_folder(os.environ) / "chat_history"
-    with suppress(ImportError, OSError):
-        import readline
-
-        readline.read_history_file(path)
-    return path
-
-
-def _save_history(path: Path) -> None:
-    with suppress(ImportError, OSError):
-        import readline
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        readline.set_history_length(1000)
-        readline.write_history_file(path)
-        path.chmod(0o600)
