@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.interrupts import expect_last_signal
+from mlxrun.cli.interrupts import expect_last_signal, wake_main_thread
 from mlxrun.cli.options import (
     add_config_options,
     add_model_argument,
@@ -185,19 +185,28 @@ def _converse(session: ChatSession) -> None:
     history = LineHistory(find_data_folder(os.environ) / "chat_history")
     history.load()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_aborted = False
+
+    def abort(number: int, frame: object) -> None:
+        nonlocal is_aborted
+        is_aborted = True
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
+        expect_last_signal()
+        raise click.Abort
+
+    def read_line(prompt: str) -> str:
+        if is_aborted:  # in a finaliser, where Python prints an exception and goes on
+            raise click.Abort
+        return input(prompt)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _abort)
+        signal.signal(number, abort)
     say("/help lists the commands, Ctrl-D ends")
     try:
         try:
-            session.run(input)
+            with wake_main_thread():
+                session.run(read_line)
         finally:  # a signal that came with the end of the input is handled here
             signal.signal(signal.SIGINT, before)
     finally:
         history.save()
-
-
-def _abort(number: int, frame: object) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
-    expect_last_signal()
-    raise click.Abort
