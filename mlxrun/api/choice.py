@@ -178,7 +178,7 @@ class Choice:
         rest = self._matcher.finish()
         self._release(rest)
         parser, self._parser = self._parser, None
-        return deltas + self._collect([*parser.feed(rest), *parser.finish()])
+        return deltas + self._collect([*parser.feed(rest), *parser.finish(self.stop is not None)])
 
     def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
         """Return the tokens from number `start` on that have logprobs.

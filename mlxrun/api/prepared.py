@@ -7,6 +7,7 @@ server's settings.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -59,9 +60,11 @@ class PreparedRequest:
         prompt = self.prompts[index // self.n]
         name = hashlib.blake2b(f"{self.seed}:{index}:{prompt}".encode(), digest_size=16).hexdigest()
         before = prompt.removesuffix(self.continuation)
+        # A stop string may end the answer within a call, which then is none. So none is begun before.
+        held_calls = 0 if not self.stops else 1 if self.single_tool_call else sys.maxsize
 
         def make() -> Parser:
-            return self.formats.make_parser(self.tools or None, before, name)
+            return self.formats.make_parser(self.tools or None, before, name, held_calls)
 
         return ContinuationParser(make, self.continuation) if self.continuation else make()
 

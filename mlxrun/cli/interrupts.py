@@ -6,6 +6,8 @@ raised again a moment later.
 A main thread that waits inside a library runs no Python, and takes no notice of a signal. So the system
 itself ends the process by the second one: when a signal is delivered, its action becomes the default one. For
 a moment after the first, others are ignored, as shells and `timeout` send two at once.
+
+`input` takes notice of a signal only if it comes while it waits for a key. `wake_main_thread` is for that.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 DELAY = 0.02  # seconds until the finaliser has ended
 SETTLE = 0.5  # seconds in which further signals are the same one
 TEARDOWN = 10.0  # seconds in which a command that has ended may close its files and threads
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+WAKE = signal.SIGURG  # which ends a wait, and which nobody needs
+WAKE_AFTER = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds, one after the other, as a busy machine is slow
 _IS_LINUX = sys.platform.startswith("linux")
 _RESET = -0x80000000 if _IS_LINUX else 0x4  # SA_RESETHAND
 _MASK_BYTES = 128 if _IS_LINUX else 4
@@ -115,3 +122,31 @@ def reset_when_delivered(number: int) -> None:
         if library.sigaction(number, None, ctypes.byref(action)) == 0:
             action.flags |= _RESET
             library.sigaction(number, ctypes.byref(action), None)
+
+
+@contextmanager
+def wake_main_thread() -> Iterator[None]:
+    """Have no signal of the block wait until a key is pressed. Call this on the main thread only.
+
+    `input` looks whether there was a signal, and then waits for a key. A signal in between is seen once a
+    line ends. So a thread ends the wait a moment after each signal, several times, by a signal that does
+    nothing else."""
+    main, (reader, writer) = threading.get_ident(), socket.socketpair()
+    writer.setblocking(False)
+
+    def wake() -> None:
+        with reader:
+            while number := reader.recv(1):
+                for seconds in WAKE_AFTER if number[0] != WAKE else ():
+                    time.sleep(seconds)
+                    signal.pthread_kill(main, WAKE)
+
+    handler = signal.signal(WAKE, lambda number, frame: None)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=wake, name="mlxrun-wake", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+        signal.signal(WAKE, handler)

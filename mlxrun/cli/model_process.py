@@ -74,7 +74,7 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
     try:
         model = read_model(config.model, weights=False, announce=False)
         names = list_names(model)
-        needed, weights = measure_need(config, model)
+        needed, weights, shortage = measure_need(config, model)
         return ModelFacts(
             names=list_accepted_names(model),
             tasks=list_tasks(model),
@@ -82,6 +82,7 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
             context_length=model.context_length,
             needed=needed,
             weights=weights,
+            shortage=shortage,
             listed=[describe_listed(name, model) for name in names],
             tags=list_tags(model)["models"],
             shown=describe_model(make_context(config, model)),
@@ -105,9 +106,9 @@ def digest_models(message: DigestModels) -> str:
     return digest_settings(found)
 
 
-def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
+def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int, str | None]:
     """The bytes with which a model serves ROWS rows of TOKENS tokens, or of its context if that is shorter.
-    And the bytes of its weights."""
+    The bytes of its weights. And why no request fits in the memory limit, if none does."""
     from mlxrun.cli.run_setup import judge_fit
     from mlxrun.model.fit.verdict import WantedRows
     from mlxrun.model.load.footprint import list_tensor_bytes
@@ -118,10 +119,10 @@ def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
         dtype = choose_dtype(config.model)
         sizes = list_tensor_bytes(model, None if dtype is None else dtype.size)
         weights = sum(loaded for _, loaded in sizes)
-        return weights + ENCODER_WORK, weights
+        return weights + ENCODER_WORK, weights, None
     report = judge_fit(config, WantedRows(ROWS, min(TOKENS, model.context_length)))
     needed = int(report.needed / (1 - config.scheduler.memory_headroom)) + 1
-    return max(needed, report.load, report.run), report.weights
+    return max(needed, report.load, report.run), report.weights, report.shortage
 
 
 async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:

@@ -100,7 +100,8 @@ async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None
 
 
 async def check_memory_limit(loaded: LoadedConfig) -> None:
-    """ConfigError if the one model is on this machine, and its weights exceed `scheduler.memory_limit`."""
+    """ConfigError if the one model is on this machine, and `scheduler.memory_limit` has no room for a
+    request beside its weights and images."""
     config = loaded.config
     limit = config.scheduler.memory_limit
     if limit is None or not is_local(config.model.path):
@@ -110,9 +111,14 @@ async def check_memory_limit(loaded: LoadedConfig) -> None:
 
     facts: ModelsFacts = await inspect_models(DescribeModels([config]))
     (model,) = facts.models
-    if isinstance(model, Exception) or model.weights <= limit:
+    if isinstance(model, Exception):
         return
-    text = f"weights {format_rounded(model.weights)} > limit {format_rounded(limit)}: no request can ever run"
+    shortage = model.shortage
+    if model.weights > limit:
+        shortage = f"weights {format_rounded(model.weights)} > limit {format_rounded(limit)}"
+    if shortage is None:
+        return
+    text = f"{shortage}: no request can ever run"
     raise ConfigError.from_problems([place_problem(loaded.tree, ("scheduler", "memory_limit"), text).text])
 
 

@@ -137,6 +137,21 @@ forbid(  # decoded images must leave memory for the model
     "{0} bytes for images leave nothing of scheduler.memory_limit {1}",
     lambda images, limit: images is not None and limit is not None and images >= limit,
 )
+forbid(  # as must what is cached of images
+    ("cache.image_bytes", "scheduler.memory_limit"),
+    "{0} bytes for image features leave nothing of scheduler.memory_limit {1}",
+    lambda features, limit: features is not None and limit is not None and features >= limit,
+)
+forbid(  # and both together
+    ("media.memory_bytes", "cache.image_bytes", "scheduler.memory_limit"),
+    "{0} bytes for images and {1} for their features leave nothing of scheduler.memory_limit {2}",
+    lambda images, features, limit: (
+        images is not None
+        and features is not None
+        and limit is not None
+        and max(images, features) < limit <= images + features
+    ),
+)
 forbid(  # as must the prefix cache
     ("cache.memory_bytes", "scheduler.memory_limit"),
     "{0} bytes for the prefix cache leave nothing of scheduler.memory_limit {1}",

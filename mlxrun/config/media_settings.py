@@ -65,15 +65,26 @@ class MediaSettings:
 
 
 DEFAULT_IMAGE_BYTES = 1_000_000_000
+DEFAULT_FEATURE_BYTES = 256_000_000
 _SHARE = 8  # at most this part of a configured memory limit, unless the config says otherwise
 
 
 def get_image_bytes(configured: int | None, memory_limit: int | None) -> int:
     """Bytes for the decoded images of all requests at a time. `configured`: media.memory_bytes;
     `memory_limit`: scheduler.memory_limit."""
+    return _limit_share(configured, DEFAULT_IMAGE_BYTES, memory_limit)
+
+
+def get_feature_bytes(configured: int | None, memory_limit: int | None) -> int:
+    """Bytes of the cache of image features. `configured`: cache.image_bytes; `memory_limit`:
+    scheduler.memory_limit."""
+    return _limit_share(configured, DEFAULT_FEATURE_BYTES, memory_limit)
+
+
+def _limit_share(configured: int | None, default: int, memory_limit: int | None) -> int:
     if configured is not None:
         return configured
-    return DEFAULT_IMAGE_BYTES if memory_limit is None else min(DEFAULT_IMAGE_BYTES, memory_limit // _SHARE)
+    return default if memory_limit is None else min(default, memory_limit // _SHARE)
 
 
 @dataclass(frozen=True, slots=True)

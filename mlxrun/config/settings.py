@@ -158,8 +158,9 @@ class CacheSettings:
     pinned_share: Annotated[float, Range(0.0, 1.0)] = 0.5
     """Largest share of the cache's memory that prompts of `mlxrun cache warm` may take, which eviction leaves
     alone until they are unpinned. 0: nothing can be pinned."""
-    image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
-    """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
+    image_bytes: Annotated[int | None, Bytes(), Range(0, None)] = None
+    """Maximum size of the cache of image features, which saves encoding an image again; 0: off. It counts in
+    scheduler.memory_limit. null: 256MB, at most an eighth of a given memory_limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ class Footprint:
 class MemoryBudget:
     """The sum that admission checks, in bytes: weights + rows + transients <= limit.
 
-    `limit`: 0 means unlimited; `transient`: activations of one prompt token in a step; `images`: the part of
-    `weights` that is kept for decoded images.
+    `limit`: 0 means unlimited; `transient`: activations of one prompt token in a step; `images`, `features`:
+    the parts of `weights` that are kept for decoded images and for the cache of their features.
     """
 
     limit: int = 0
@@ -79,6 +79,7 @@ class MemoryBudget:
     transient: int = 0
     footprint: Footprint = Footprint()
     images: int = 0
+    features: int = 0
 
     def compute_needed_bytes(
         self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
@@ -155,8 +156,9 @@ class MemoryBudget:
         return f"{self._describe_weights()} + {sizes}"
 
     def _describe_weights(self) -> str:
-        images = f" + media.memory_bytes {format_rounded(self.images)}" if self.images else ""
-        return f"weights {format_rounded(self.weights - self.images)}{images}"
+        parts = {"media.memory_bytes": self.images, "cache.image_bytes": self.features}
+        more = "".join(f" + {key} {format_rounded(size)}" for key, size in parts.items() if size)
+        return f"weights {format_rounded(self.weights - self.images - self.features)}{more}"
 
 
 @dataclass(frozen=True, slots=True)

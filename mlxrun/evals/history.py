@@ -215,7 +215,7 @@ def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
             if is_torn:  # else another process may have added rows meanwhile
                 os.truncate(path, len(whole))
             line_end = b"\n" if whole and not whole.endswith(b"\n") else b""
-            file.append(line_end + text.encode())
+            file.append(line_end + text.encode("utf-8", "backslashreplace"))  # a name may be no UTF-8
     return [*known, *rows]
 
 

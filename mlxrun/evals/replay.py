@@ -16,6 +16,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from mlxrun.core.field_errors import get_json_type
 from mlxrun.core.text_files import open_regular
 from mlxrun.evals.record_difference import find_difference
 from mlxrun.evals.run_folders.moved_paths import find_moved_paths
-from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, describe_changes
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.progress import format_duration, pluralize
 from mlxrun.jobs.run.stop_signals import StopSignals
 
 _SECTIONS = (
@@ -215,6 +217,31 @@ def choose_lines(run: RunFolder, sample: int | None, seed: int) -> list[int]:
     if sample is not None and sample < len(chosen):
         chosen = sorted(random.Random(seed).sample(chosen, sample))
     return chosen
+
+
+def describe_plan(runs: Sequence[RunFolder], sample: int | None) -> str:
+    """Describe in words what verifying these runs will do, and how long they took. `sample`: as for
+    `choose_lines`. After a kill, the counts in a manifest are older than the records, and are left out."""
+    records, answers, took = "the records", "all answers", ""
+    if sample is not None:
+        answers = f"up to {pluralize(sample, 'answer')}{' of each run' if len(runs) > 1 else ''}"
+    if all(run.state == DONE for run in runs):
+        progress = [run.progress for run in runs]
+        done = [each[0] for each in progress]
+        again = sum(done if sample is None else (min(each, sample) for each in done))
+        records = pluralize(sum(done) + sum(each[1] for each in progress), "record")
+        answers = f"{again} of {pluralize(sum(done), 'answer')}"
+        seconds = sum(_measure_seconds(run) for run in runs)
+        what = "the run" if len(runs) == 1 else f"the {len(runs)} runs"
+        took = f"; {what} took {format_duration(seconds)}, with several lines at a time" if seconds else ""
+    return f"checks {records}, then computes {answers} again, one by one{took}"
+
+
+def _measure_seconds(run: RunFolder) -> float:
+    """How long the process of a job ran, without what ended by a kill."""
+    times = [(each["started"], each["ended"] or each["started"]) for each in list_working_runs(run.manifest)]
+    parsed = [[datetime.fromisoformat(time) for time in pair] for pair in times]
+    return sum((ended - started).total_seconds() for started, ended in parsed)
 
 
 async def run_lines_again(

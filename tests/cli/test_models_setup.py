@@ -14,6 +14,7 @@ from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.load.model_info import load_model_info
+from tests.helpers.model_fixtures import Zoo
 
 TEXT = """
 models:
@@ -100,6 +101,19 @@ def test_a_limit_below_one_model_is_found_by_the_check_of_a_config(tmp_path: Pat
         CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
 
 
+def test_images_that_leave_no_room_are_found_by_the_check_of_a_config(tmp_path: Path, zoo: Zoo) -> None:
+    """As the load finds them: the weights by themselves fit."""
+    text = f"model: {{path: {zoo.vision('qwen2_5_vl')}}}\nscheduler: {{memory_limit: 2GB}}\n"
+    path = write(tmp_path, text)
+    CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+    path = write(tmp_path, f"{text}cache: {{image_bytes: 1.8GB}}\n")
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+    (problem,) = error.value.problems
+    assert problem.startswith(f"{path}:2:13: scheduler.memory_limit: weights ")
+    assert " + cache.image_bytes 1.8 GB + " in problem and problem.endswith(": no request can ever run")
+
+
 @pytest.mark.parametrize(
     ("entry", "shares", "limit", "start"),
     [
@@ -143,5 +157,5 @@ def test_a_model_keeps_its_number_when_others_come_and_go() -> None:
 def test_a_model_needs_its_weights_and_its_rows() -> None:
     config = Config(model=ModelSettings(path="embedded"))
     info = load_model_info(config.model, weights=False, announce=False)
-    needed, weights = measure_need(config, info)
-    assert 5_000_000 < weights < needed < 3_000_000_000
+    needed, weights, shortage = measure_need(config, info)
+    assert 5_000_000 < weights < needed < 3_000_000_000 and shortage is None

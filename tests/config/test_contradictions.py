@@ -157,6 +157,14 @@ def test_what_is_switched_off_may_be_off_twice() -> None:
             "1:23: media.memory_bytes: 2000000000 bytes for images leave nothing of scheduler.memory_limit",
         ),
         (
+            "cache: {image_bytes: 2GB}\nscheduler: {memory_limit: 2GB}",
+            "1:22: cache.image_bytes: 2000000000 bytes for image features leave nothing of scheduler.memory_",
+        ),
+        (
+            "media: {memory_bytes: 1GB}\ncache: {image_bytes: 1GB}\nscheduler: {memory_limit: 2GB}",
+            "1:23: media.memory_bytes: 1000000000 bytes for images and 1000000000 for their features leave ",
+        ),
+        (
             "scheduler: {prefill_budget_busy: 8192}",
             "1:34: scheduler.prefill_budget_busy: prefill_budget_busy 8192 is more",
         ),

@@ -125,6 +125,8 @@ def test_a_limit_is_refused_where_the_shortest_request_is() -> None:
     assert found == {(False, False), (False, True), (True, True)}
     problem = replace(budget, limit=18).find_start_problem(pools=True)
     assert problem == "weights 6 B + media.memory_bytes 4 B + 1 token 9 B > limit 18 B"
+    problem = replace(budget, limit=18, images=0, features=3).find_start_problem(pools=True)
+    assert problem == "weights 7 B + cache.image_bytes 3 B + 1 token 9 B > limit 18 B"
 
 
 def test_max_tokens_does_not_count_against_memory() -> None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import (
+    CacheSettings,
     Config,
     MediaSettings,
     ModelSettings,
@@ -77,6 +78,9 @@ def test_memory_for_images_is_named_where_it_does_not_fit(zoo: Zoo) -> None:
     model, media = ModelSettings(path=str(zoo.vision("qwen2_5_vl"))), MediaSettings(memory_bytes=10**18)
     with pytest.raises(ConfigError, match=r"weights \S+ kB \+ media\.memory_bytes 1000000\.0 TB \+"):
         build_engine(Config(model=model, media=media))
+    cached = CacheSettings(image_bytes=10**18)
+    with pytest.raises(ConfigError, match=r" \+ cache\.image_bytes 1000000\.0 TB \+ .* no request can ever"):
+        build_engine(Config(model=model, cache=cached))
 
 
 @pytest.mark.skipif(uses_gpu(), reason="has pages")

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from PIL import Image
 
-from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
+from mlxrun.evals.replay import choose_lines, describe_plan, make_serial_config, run_lines_again
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.model.load_check import choose
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chat, chats, write_job
@@ -39,6 +39,22 @@ async def test_lines_are_run_again_one_at_a_time(tmp_path: Path) -> None:
     assert (found.compared, found.differing) == (15, [])
     assert list_files(tmp_path) == files
     assert bench.client.most == 3  # the choices of one line
+
+
+async def test_what_will_be_done_is_described(tmp_path: Path) -> None:
+    """With the time of the run, where it is known and takes seconds."""
+    _, run = await finish(tmp_path, [*MIXED, *chats(30)])
+    (work,) = run.manifest["runs"]
+    work |= dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00+00:00")
+    assert describe_plan([run], 20) == "checks 37 records, then computes 20 of 32 answers again, one by one"
+    work["ended"] = "2026-01-01T01:02:03+00:00"
+    text = (
+        "checks 74 records, then computes 64 of 64 answers again, one by one; the 2 runs took 2:04:06, with "
+    )
+    assert describe_plan([run, run], None).startswith(text)
+    work["ended"] = None
+    assert describe_plan([run], None) == "checks the records, then computes all answers again, one by one"
+    assert "computes up to 3 answers of each run again" in describe_plan([run, run], 3)
 
 
 async def test_images_are_found_where_the_job_is(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ class Brackets(ModelFormats):
     """A scripted format: `[reasoning]`, `(arguments of a call)`, else content. A `~` is withheld until the
     next character, as the beginning of a marker would be."""
 
-    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> BracketParser:
+    def make_parser(
+        self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str, held_calls: int = 0
+    ) -> BracketParser:
         return BracketParser()
 
 
@@ -42,5 +44,5 @@ class BracketParser:
                 self.withheld = ""
         return made
 
-    def finish(self) -> list[Delta]:
+    def finish(self, stopped: bool = False) -> list[Delta]:
         return [Delta("content", self.withheld)] if self.withheld else []

@@ -71,6 +71,7 @@ class FakeModels:
             modalities=["text"],
             needed=1,
             weights=1,
+            shortage=None,
             listed=[describe_listed(name, info)],
             tags=list_tags(info)["models"],
             shown={"details": name},

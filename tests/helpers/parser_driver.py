@@ -231,7 +231,7 @@ class ParserWithoutFinish:
     def feed(self, text: str) -> Sequence[Delta]:
         return self._parser.feed(text)
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         return ()
 
 
@@ -245,5 +245,5 @@ class MemorylessParser:
         one = make_parser(self._case)
         return [*one.feed(text), *one.finish()]
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         return ()

@@ -109,7 +109,7 @@ class ScriptedFormats(ModelFormats):
 
     deltas: Sequence[Delta] = ()
 
-    def make_parser(self, tools: Any, prompt: str, name: str) -> Parser:
+    def make_parser(self, tools: Any, prompt: str, name: str, held_calls: int = 0) -> Parser:
         return ScriptedParser(self.deltas)
 
 
@@ -122,7 +122,7 @@ class ScriptedParser:
     def feed(self, text: str) -> Sequence[Delta]:
         return []
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         return self.deltas
 
 

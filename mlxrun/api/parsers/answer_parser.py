@@ -29,7 +29,8 @@ class AnswerParser:
     """Splits one answer into content, reasoning and tool calls (see `delta.Parser`).
 
     `tools`: the request's tools in OpenAI's format; if there are none, calls are text. `opened`: the prompt
-    ends within reasoning. Reasoning that is not closed is never content.
+    ends within reasoning. Reasoning that is not closed is never content. `held_calls`: how many of the first
+    calls are held until they are complete.
 
     `reads` counts how often a reader had to look at text; plain text does not increase it.
     """
@@ -42,6 +43,7 @@ class AnswerParser:
         *,
         opened: bool = False,
         new_id: Callable[[], str] = make_call_id,
+        held_calls: int = 0,
     ) -> None:
         offered = ToolSchemas(tools)
         if family is not None and not (offered or family.read_answer):
@@ -52,7 +54,7 @@ class AnswerParser:
         convert = family.convert_id if family is not None else None
         self._make_id = (lambda: convert(new_id())) if convert is not None else new_id
         self._tools = tools
-        self._stream = TextStream(offered, self._make_id, reasoning is not None)
+        self._stream = TextStream(offered, self._make_id, reasoning is not None, held_calls)
         self._out = self._stream.out
         # Text that passes this test is returned without a reader, as more of one of the three below.
         self._is_plain: Callable[[str], bool] | None = None
@@ -98,9 +100,9 @@ class AnswerParser:
             out.space = []
         return (Delta(self._kind, text),) if text else ()
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         """Return the deltas that were withheld."""
-        self._stream.ended = True
+        self._stream.ended, self._stream.stopped = True, stopped
         self._read("")
         out = self._out
         if out.fresh and out.calls == self._late_after:
@@ -261,13 +263,19 @@ class ModelFormats:
     tool_calls: ToolCallFamily | None = None
     reasoning: ReasoningFamily | None = None
 
-    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
+    def make_parser(
+        self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str, held_calls: int = 0
+    ) -> Parser:
         """Make the parser of an answer to the rendered `prompt` that may call `tools`. The ids of its calls
-        follow from `name`, so an answer that is generated again has the same ids."""
+        follow from `name`, so an answer that is generated again has the same ids. `held_calls`: as for
+        AnswerParser."""
         if self.tool_calls is None and self.reasoning is None:
             return PlainParser()
         opened = self.reasoning is not None and self.reasoning.is_opened_by(prompt)
-        return AnswerParser(self.tool_calls, self.reasoning, tools, opened=opened, new_id=_id_maker(name))
+        new_id = _id_maker(name)
+        return AnswerParser(
+            self.tool_calls, self.reasoning, tools, opened=opened, new_id=new_id, held_calls=held_calls
+        )
 
     def get_call_prefix_suffix(self, name: str) -> tuple[str, str] | None:
         """See ToolCallFamily; None also if there is no family."""

@@ -3,6 +3,8 @@
 Text is written only when it is certain to stay. So a key is written with the beginning of its value, and the
 opening brace with the first member. The arguments of a call that is cut off can be closed. Then they have all
 complete members, and the beginning of an open string, array or object.
+
+A call can be held. Then nothing of it is written before it is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ class ArgumentWriter:
     """Writes the arguments of a call of tool `name` into `out`. `schema`: of the arguments.
 
     `on_progress` is called after each write, with True when the call is closed. `id`: the model's own id of
-    the call; if it is empty, a new one is made.
+    the call; if it is empty, a new one is made. `held`: whether the call is held until it is closed.
     """
 
     def __init__(
@@ -27,10 +29,13 @@ class ArgumentWriter:
         schema: ValueSchema,
         on_progress: Callable[[bool], None],
         id: str = "",
+        held: bool = False,
     ) -> None:
         self.schema = schema
-        self.started = False  # whether the call has been added to `out`, as number `index`
+        self.started = False  # whether the call has been added to `out`, as number `index`, or is held
         self.index = 0
+        self.held = held
+        self._fragments: list[str] = []  # of a call that is held
         self._out = out
         self._name = name
         self._id = id
@@ -63,6 +68,9 @@ class ArgumentWriter:
         self._open_root()
         while self._closers:
             self.close_innermost()
+        if self.held:
+            self.held = False
+            self._begin("".join(self._fragments))
         self._on_progress(True)
 
     def _open_root(self) -> None:
@@ -107,9 +115,17 @@ class ArgumentWriter:
 
     def write_escaped(self, text: str) -> None:
         """Continue the open string with text that is escaped already."""
-        if not self.started:
-            self.started = True
-            self.index = self._out.begin_call(self._name, self._id)
-        self._out.add_arguments(self.index, self._pending + text)
-        self._pending = ""
+        fragment, self._pending = self._pending + text, ""
+        if self.held:
+            self._fragments.append(fragment)
+        elif self.started:
+            self._out.add_arguments(self.index, fragment)
+        else:
+            self._begin(fragment)
+        self.started = True
         self._on_progress(False)
+
+    def _begin(self, fragment: str) -> None:
+        """Add the call, with what its arguments begin with."""
+        self.index = self._out.begin_call(self._name, self._id)
+        self._out.add_arguments(self.index, fragment)

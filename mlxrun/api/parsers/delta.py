@@ -47,8 +47,9 @@ class Parser(Protocol):
     def feed(self, text: str) -> Sequence[Delta]:
         """Return the deltas that `text` makes certain."""
 
-    def finish(self) -> Sequence[Delta]:
-        """Return the rest. An incomplete marker becomes text; a tool call that was cut off is closed."""
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
+        """Return the rest. An incomplete marker becomes text; a tool call that was cut off is closed.
+        `stopped`: a stop string ended the answer. A call that it cut off, and that was held, becomes text."""
 
 
 class PlainParser:
@@ -59,7 +60,7 @@ class PlainParser:
     def feed(self, text: str) -> Sequence[Delta]:
         return [Delta("content", text)] if text else []
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         return []
 
 

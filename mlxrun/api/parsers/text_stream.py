@@ -31,12 +31,20 @@ PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[
 
 
 class TextStream(TextBuffer):
-    """The text that is not read yet, and the deltas found so far. `tools`: the request's tools."""
+    """The text that is not read yet, and the deltas found so far. `tools`: the request's tools.
+
+    `held_calls`: how many of the first calls are held until they are complete. If the answer is `stopped`
+    within one of these, that call becomes text."""
 
     def __init__(
-        self, tools: ToolSchemas, new_id: Callable[[], str] = make_call_id, separates_reasoning: bool = True
+        self,
+        tools: ToolSchemas,
+        new_id: Callable[[], str] = make_call_id,
+        separates_reasoning: bool = True,
+        held_calls: int = 0,
     ) -> None:
         super().__init__()
+        self.stopped = False
         self.tools = tools
         self.separates_reasoning = separates_reasoning  # for harmony: else reasoning is content
         self.out = DeltaBuilder(new_id)
@@ -50,6 +58,8 @@ class TextStream(TextBuffer):
         self.wasted = 0  # characters read in attempts that found nothing
         self.broken_calls: set[int] = set()  # calls that their reader could not complete
         self._call: ArgumentWriter | None = None
+        self._held_calls = held_calls
+        self._held: list[str] = []  # the text of a call that is held
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -85,7 +95,7 @@ class TextStream(TextBuffer):
 
         def pass_to_call() -> PassThrough | None:
             call = get_call()
-            return None if call is None else (call, markers.is_plain_string)
+            return None if call is None or call.held else (call, markers.is_plain_string)
 
         marker = yield from self._scan(markers, sink, pass_to_call, drop_partial=True)
         if not marker:
@@ -126,7 +136,7 @@ class TextStream(TextBuffer):
 
     def wait_in_string(self, call: ArgumentWriter) -> Step[None]:
         """Wait for more text in an open JSON string. Plain text goes to `call` without running the reader."""
-        if self.is_drained() and not self.ended:
+        if self.is_drained() and not self.ended and not call.held:
             self.pass_through = (call, get_scanner().is_plain_string)
             yield
             self.pass_through = None
@@ -167,17 +177,22 @@ class TextStream(TextBuffer):
         name = name if name in self.tools else name.strip()
         if name not in self.tools:
             raise Malformed
-        self._call = ArgumentWriter(self.out, name, self.tools.get_schema(name), self._on_progress, id)
+        held = self.out.calls < self._held_calls
+        self._call = ArgumentWriter(self.out, name, self.tools.get_schema(name), self._on_progress, id, held)
         return self._call
 
     def _on_progress(self, closed: bool) -> None:
         """Note that what was read is in the arguments of a call or, with `closed`, in a complete call."""
-        self._settled, self._kind = True, "content"
+        self._settled = True
+        if closed or not (self._call and self._call.held):
+            self._kind = "content"
         self._forget_taken()
         if closed:
-            self._call = None
+            self._call, self._held = None, []
 
     def _forget_taken(self) -> None:
+        if self._call is not None and self._call.held:
+            self._held += [*self._taken, self._text[self._start : self._at]]
         self._taken, self._start = [], self._at
 
     # -- for the parser -----------------------------------------------------------------------------
@@ -192,10 +207,12 @@ class TextStream(TextBuffer):
         call, self._call = self._call, None
         if not self._settled:
             return
-        if call is not None and call.started:
+        if call is not None and call.held and (self.stopped or not call.started):
+            self._taken, self._held = [*self._held, *self._taken], []
+        elif call is not None and call.started:
             taken = self._taken, self._start
-            self.broken_calls.add(call.index)
             call.close()
+            self.broken_calls.add(call.index)
             if cut:
                 self._at = len(self._text)
                 self._forget_taken()

@@ -111,9 +111,9 @@ class ContinuationParser:
         deltas = self._parser.feed(text)
         return self._select_new(deltas) if self._withheld or self._begun_calls else deltas
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         """Return the deltas that were withheld."""
-        deltas = self._select_new(self._parser.finish())
+        deltas = self._select_new(self._parser.finish(stopped))
         self._repeated = ""  # a beginning of the withheld text: nothing new
         return deltas
 

@@ -8,14 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.interrupts import expect_last_signal
+from mlxrun.cli.interrupts import expect_last_signal, wake_main_thread
 from mlxrun.cli.options import (
     add_config_options,
     add_model_argument,
@@ -179,42 +179,34 @@ def _check_attachments(question: str, model: ModelSettings) -> None:
 def _converse(session: ChatSession) -> None:
     """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line. SIGTERM,
     and the end of the terminal, end the conversation."""
-    history = _load_history()
+    from mlxrun.cli.chat.line_history import LineHistory
+    from mlxrun.server.data_folder import find_data_folder
+
+    history = LineHistory(find_data_folder(os.environ) / "chat_history")
+    history.load()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_aborted = False
+
+    def abort(number: int, frame: object) -> None:
+        nonlocal is_aborted
+        is_aborted = True
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
+        expect_last_signal()
+        raise click.Abort
+
+    def read_line(prompt: str) -> str:
+        if is_aborted:  # in a finaliser, where Python prints an exception and goes on
+            raise click.Abort
+        return input(prompt)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _abort)
+        signal.signal(number, abort)
     say("/help lists the commands, Ctrl-D ends")
     try:
         try:
-            session.run(input)
+            with wake_main_thread():
+                session.run(read_line)
         finally:  # a signal that came with the end of the input is handled here
             signal.signal(signal.SIGINT, before)
     finally:
-        _save_history(history)
-
-
-def _abort(number: int, frame: object) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may come twice
-    expect_last_signal()
-    raise click.Abort
-
-
-def _load_history() -> Path:
-    from mlxrun.server.data_folder import find_data_folder
-
-    path = find_data_folder(os.environ) / "chat_history"
-    with suppress(ImportError, OSError):
-        import readline
-
-        readline.read_history_file(path)
-    return path
-
-
-def _save_history(path: Path) -> None:
-    with suppress(ImportError, OSError):
-        import readline
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        readline.set_history_length(1000)
-        readline.write_history_file(path)
-        path.chmod(0o600)
+        history.save()

@@ -26,7 +26,7 @@ class ModelFacts:
     """A model as clients see it, without its weights. `names`: all that requests may use; `tasks`,
     `modalities`: as `list_tasks` and `list_modalities` say; `listed`: its objects in /v1/models; `tags`,
     `shown`: in Ollama's /api/tags and /api/show. `needed`: bytes of memory with which it serves 32k tokens;
-    `weights`: those of its weights, of `needed`."""
+    `weights`: those of its weights, of `needed`. `shortage`: see FitReport."""
 
     names: Sequence[str]
     tasks: Sequence[str]
@@ -34,6 +34,7 @@ class ModelFacts:
     context_length: int
     needed: int
     weights: int
+    shortage: str | None
     listed: Sequence[Mapping[str, Any]]
     tags: Sequence[Mapping[str, Any]]
     shown: Mapping[str, Any]

@@ -21,7 +21,12 @@ from mlxrun.evals.bundles.readme import render_readme
 from mlxrun.evals.judge_run import JUDGE
 from mlxrun.evals.replay import find_job, rebuild_config
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
-from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell, find_suite
+from mlxrun.evals.run_folders.run_folder_paths import (
+    BUNDLE_SUFFIX,
+    SUITE_NAME,
+    find_cell,
+    find_suite,
+)
 from mlxrun.evals.suites.suite_manifest import read_suite_manifest
 from mlxrun.jobs.agents.agent_settings import LineAgent, parse_agent
 from mlxrun.jobs.agents.tool_process import compute_digest
@@ -32,7 +37,6 @@ from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import list_versions
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 
-SUFFIX = ".tar.gz"
 _OF_TOOLS = ("tools", "mcp", "files", "folder", "digests")
 FILES = "files"  # the folder of the runs in a bundle
 
@@ -40,8 +44,8 @@ FILES = "files"  # the folder of the runs in a bundle
 def is_bundle(path: Path) -> bool:
     """Whether a path names a bundle. JobError for an archive of another kind."""
     if path.name.endswith((".zst", ".tar", ".tgz", ".zip")):
-        raise JobError(f"{path}: a bundle is a file whose name ends in {SUFFIX}")
-    return path.name.endswith(SUFFIX)
+        raise JobError(f"{path}: a bundle is a file whose name ends in {BUNDLE_SUFFIX}")
+    return path.name.endswith(BUNDLE_SUFFIX)
 
 
 def write_bundle(path: Path, out: Path | None) -> Path:
@@ -51,9 +55,9 @@ def write_bundle(path: Path, out: Path | None) -> Path:
     found = find_cell(runs[0].paths.out)
     suite = find_suite(path) if found is None or len(runs) == 1 else found[0]
     place = runs[0].paths.job.with_suffix("") if suite is None else suite.with_suffix("")
-    out = out or place.with_name(place.name + SUFFIX)
+    out = out or place.with_name(place.name + BUNDLE_SUFFIX)
     if not is_bundle(out):
-        raise JobError(f"{out}: the name of a bundle ends in {SUFFIX}")
+        raise JobError(f"{out}: the name of a bundle ends in {BUNDLE_SUFFIX}")
     # Paths lead to places in the bundle as they are written, and to files here as the system reads them: the
     # two differ for `..` behind a symbolic link.
     paths = {os.path.abspath(each): each for run in runs for each in _list_files(run)}
@@ -66,7 +70,7 @@ def write_bundle(path: Path, out: Path | None) -> Path:
     for run in runs:
         files |= _copy_template(run, base)
     files["environment.txt"] = _list_packages(runs).encode()
-    name = out.name.removesuffix(SUFFIX)
+    name = out.name.removesuffix(BUNDLE_SUFFIX)
     files["README.md"] = render_readme(name, runs).encode()
     write_archive(out, name, files)
     return out

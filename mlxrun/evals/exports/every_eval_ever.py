@@ -7,7 +7,6 @@ prescribes: data/TASK/DEVELOPER/MODEL/UUID.json and UUID_samples.jsonl.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import uuid
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
         "total_rows": rows,
     }
     whole = folder / place / f"{name}.json"
-    whole.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    whole.write_text(dump_json(record, indent=2) + "\n", encoding="utf-8")
     return [whole, folder / lines]
 
 

@@ -178,9 +178,10 @@ def describe_interval(interval: ConfidenceInterval, level: str = "level") -> Jso
     return bounds | {level: CONFIDENCE, "method": interval.method}
 
 
-def dump_json(value: Any) -> str:
-    """Dump a value as JSON on one line. Lone surrogates are escaped."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """Dump a value as JSON, without `indent` on one line. Lone surrogates are escaped, such as those of names
+    that are not UTF-8."""
+    return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def build_usage(prompt: int, output: int) -> Json:

@@ -7,7 +7,6 @@ A run with several groups becomes a group of tasks, one for each.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -49,7 +48,7 @@ def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
             outputs[task].write(dump_json(sample) + "\n")
     results = build_results(run) | {"task_hashes": {task: each.hexdigest() for task, each in digests.items()}}
     path = folder / f"results_{date}.json"
-    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(dump_json(results, indent=2) + "\n", encoding="utf-8")
     return [path, *paths.values()]
 
 

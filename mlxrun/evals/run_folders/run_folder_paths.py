@@ -15,6 +15,7 @@ from mlxrun.jobs.records.manifest_checks import UNREADABLE
 from mlxrun.jobs.records.run_paths import JobPaths
 
 RUN_SUFFIX = ".run"
+BUNDLE_SUFFIX = ".tar.gz"
 SUITE_NAME = "suite.json"
 _NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
 # The keys whose values are objects; those in _NULLABLE may be null or missing.
@@ -86,6 +87,11 @@ def _find_outputs(path: Path) -> list[Path]:
         for out in candidates:
             if _get_run_folder(out).is_dir():
                 return [out]
+        if path.name.endswith(BUNDLE_SUFFIX):
+            raise JobError(
+                f"{path}: is a bundle, which only `mlxrun verify` and `mlxrun replay` read; unpack it with "
+                "`tar -xzf`, and give the folder that it contains"
+            )
         tried = " nor ".join(str(_get_run_folder(out)) for out in candidates)
         raise JobError(f"{path}: is not the job or the output of a run: there is neither {tried}")
     if _is_run_folder(path):

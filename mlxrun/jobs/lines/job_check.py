@@ -48,6 +48,7 @@ from mlxrun.jobs.run.line_bodies import TranscriptBody
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
 from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader, EvalSpec
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 
 _AT_ONCE = 16
@@ -133,13 +134,19 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
 
 
 def check_evals(index: LineIndex, end: int) -> None:
-    """Raise JobError that names the lines whose `eval` cannot be read: they would be missing in the score.
-    This reads the file and blocks."""
+    """Raise JobError that names the lines which would be missing in the score. Their `eval` cannot be read,
+    or they want a perplexity and have no windows. This reads the file and blocks."""
     bad = (index.load(position).line for position in range(end) if index.get_row(position).bad)
-    wrong = (line for line in bad if isinstance(line, BadLine) and line.param == "eval" and line.eval is None)
+    wrong = (line for line in bad if isinstance(line, BadLine) and _is_missing_in_score(line))
     if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED + 1)]:
         more = ["there are more; --dry-run names all"] if len(shown) > _MOST_NAMED else []
         raise JobError.from_problems([*shown[:_MOST_NAMED], *more])
+
+
+def _is_missing_in_score(line: BadLine) -> bool:
+    """Whether a line with a wrong `eval` would not even score 0, as other failed lines do. A perplexity of 0
+    would be the best one."""
+    return line.param == "eval" and (line.eval is None or line.eval.name == PERPLEXITY)
 
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:

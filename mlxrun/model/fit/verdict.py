@@ -48,12 +48,12 @@ class WantedRows:
 class FitReport:
     """Sizes in bytes. `files`: of the weights on disk; `least`: see ModelOutline; `weights`, `load`, `run`:
     see PredictedMemory; `token`: of a token in the caches of a row; `state`: what a row takes besides;
-    `rows_bytes`: caches of `rows` rows of `tokens` tokens; `images`: what decoded images may take;
-    `encoding`: see `predict_encoding`; `needed`: what admission reserves for weights and these rows; `limit`:
-    what may be used, 0 if unknown.
+    `rows_bytes`: caches of `rows` rows of `tokens` tokens; `images`, `features`: what decoded images and the
+    cache of their features may take; `encoding`: see `predict_encoding`; `needed`: what admission reserves
+    for weights and these rows; `limit`: what may be used, 0 if unknown.
 
     `fitting_rows`, `fitting_tokens`: what a config may ask for; 0 if nothing fits. `form`: of quantized
-    weights, and why."""
+    weights, and why. `shortage`: why not even the shortest request fits in the limit, None if it does."""
 
     model: str
     fits: bool
@@ -69,12 +69,14 @@ class FitReport:
     state: int
     rows_bytes: int
     images: int
+    features: int
     encoding: int | None
     needed: int
     limit: int
     fitting_rows: int
     fitting_tokens: int
     form: str
+    shortage: str | None
 
 
 def limit_memory(config: Config, total: int) -> Config:
@@ -107,9 +109,9 @@ def _refuse(name: str, info: LoadedModelInfo, wanted: WantedRows, reason: str) -
     files = count_file_bytes(info.folder)
     rows, tokens = wanted.rows or 1, wanted.tokens or info.context_length
     sizes = dict.fromkeys(("least", "weights", "load", "run", "token", "state", "rows_bytes", "images"), 0)
-    empty = dict.fromkeys(("encoding", "needed", "limit", "fitting_rows", "fitting_tokens"), 0)
+    empty = dict.fromkeys(("features", "encoding", "needed", "limit", "fitting_rows", "fitting_tokens"), 0)
     text = f"does not fit: {reason}"
-    return FitReport(name, False, text, rows, tokens, files, form="", **sizes, **empty)
+    return FitReport(name, False, text, rows, tokens, files, form="", shortage=None, **sizes, **empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class _FitJudge:
 
     def judge(self) -> FitReport:
         budget, outline = self.make_budget(), self.outline
-        refused = self.find_load_problem(budget)
+        shortage = budget.find_start_problem(pools=self.info.pooled is not None)
+        refused = self.find_load_problem(shortage)
         tokens = self.choose_tokens(budget)
         most = self.wanted.rows or self.config.scheduler.max_running
         fitting = 0 if refused else budget.find_max_rows(tokens, most, self.min_chunk)
@@ -147,12 +150,14 @@ class _FitJudge:
             state=row.fixed,
             rows_bytes=rows * row.compute_row_bytes(tokens),
             images=budget.images,
+            features=budget.features,
             encoding=predict_encoding(outline),
             needed=needed,
             limit=budget.limit,
             fitting_rows=0 if refused else max(fitting, 1 if length else 0),
             fitting_tokens=0 if refused else length,
             form=f"{', '.join(outline.kinds)}: {outline.form.reason}" if outline.kinds else "",
+            shortage=shortage,
         )
 
     @property
@@ -177,14 +182,14 @@ class _FitJudge:
         answer = min(ANSWER, max(tokens // 2, 1))
         return predict_memory(self.config, self.outline, rows, tokens - answer, answer)
 
-    def find_load_problem(self, budget: MemoryBudget) -> str | None:
-        """Why the engine would refuse the model before any request; None if it would not."""
+    def find_load_problem(self, shortage: str | None) -> str | None:
+        """Why the engine would refuse the model before any request; None if it would not. `shortage`: see
+        FitReport."""
         try:
             check_memory(self.config, self.info)
         except (ModelLoadError, ConfigError) as error:
             return f"does not fit: {str(error).removeprefix(f'{self.info.folder}: ')}"
-        problem = budget.find_start_problem(pools=self.info.pooled is not None)
-        return None if problem is None else f"does not fit: {problem}: no request can ever run"
+        return None if shortage is None else f"does not fit: {shortage}: no request can ever run"
 
     def choose_tokens(self, budget: MemoryBudget) -> int:
         """The length of rows: as wanted, else the context or what fits of it."""

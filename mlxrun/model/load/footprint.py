@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxrun.config.media_settings import get_image_bytes
+from mlxrun.config.media_settings import get_feature_bytes, get_image_bytes
 from mlxrun.config.settings import CacheSettings, Config, SchedulerSettings
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, ModelLoadError
@@ -138,16 +138,20 @@ def make_memory_budget(
     beside: int = 0,
     quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
-    """The memory budget that admission checks, with space for decoded images if the model takes them.
-    `vocab`: width of its logits; `beside`: bytes that count as weights, such as a draft model."""
+    """The memory budget that admission checks, with space for decoded images and their features if the model
+    takes them. `vocab`: width of its logits; `beside`: bytes that count as weights, such as a draft model."""
     scheduler = config.scheduler
-    images = get_image_bytes(config.media.memory_bytes, scheduler.memory_limit) if info.vision else 0
+    images = features = 0
+    if info.vision:
+        images = get_image_bytes(config.media.memory_bytes, scheduler.memory_limit)
+        features = get_feature_bytes(config.cache.image_bytes, scheduler.memory_limit)
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     logits = scheduler.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=_get_limit(scheduler),
-        weights=count_weight_bytes(model) + logits + beside + images,
+        weights=count_weight_bytes(model) + logits + beside + images + features,
         images=images,
+        features=features,
         transient=read_hidden_size(info.config) * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache, quantization),
     )

@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlxrun.config.media_settings import get_feature_bytes
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
@@ -99,7 +100,8 @@ def make_caller(
     # Features of images are reused bit by bit only where all images of a prompt are the same.
     exact_sets_only = config.engine.reproducible
     line_break = getattr(info.processor, "image_break_token_id", None)
-    return VisionModelCaller(model, config.cache.image_bytes, exact_sets_only, line_break, form, rows)
+    features = get_feature_bytes(config.cache.image_bytes, config.scheduler.memory_limit)
+    return VisionModelCaller(model, features, exact_sets_only, line_break, form, rows)
 
 
 def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:

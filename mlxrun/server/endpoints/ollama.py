@@ -80,8 +80,14 @@ async def _stream(request: web.Request, body: Any, started: float) -> web.Stream
 
 
 def _measure(live: LiveRequest, started: float) -> AnswerTimes:
+    """The times of an answer that has ended. Its first token is computed together with the prompt: it has its
+    share of that time, without which an answer of one token would take none."""
     _, prefill, decode = live.measure_phases()
-    return AnswerTimes(live.engine.clock() - started, prefill or 0.0, decode or 0.0)
+    total, prefill = live.engine.clock() - started, prefill or 0.0
+    if decode is None:
+        return AnswerTimes(total, prefill, 0.0)
+    first = prefill / (max(live.prompt_tokens - live.cached_tokens, 0) + 1)
+    return AnswerTimes(total, prefill - first, first + decode)
 
 
 @count_from_arrival

@@ -278,7 +278,7 @@ def test_text_that_was_withheld_comes_once() -> None:
             given, self.kept = self.kept[:2], self.kept[2:]
             return super().feed(given)
 
-        def finish(self) -> Sequence[Any]:
+        def finish(self, stopped: bool = False) -> Sequence[Any]:
             return super().feed(self.kept)
 
     for rest in ("", "d", "def", "defghi"):

@@ -348,6 +348,7 @@ def test_failed_lines_without_an_eval_are_told_apart(
         ({"eval": {"expected": "5", "mtach": "number"}}, "eval.mtach is not known (did you mean 'match'?)"),
         ({"evla": {"expected": "5"}}, "evla: unknown key (did you mean 'eval'?)"),
         ({"expected": "5"}, "expected: unknown key; it belongs into `eval`"),
+        ({"eval": {"match": "perplexity"}}, "perplexity needs a completion with `prompt_windows`"),
     ],
 )
 def test_a_wrong_eval_is_an_error_of_the_file(

@@ -35,6 +35,10 @@ async def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     job = write_job(tmp_path, chats(1))
     with pytest.raises(JobError, match="job.jsonl: is not the job or the output of a run: there is neither"):
         RunFolder.open(job)
+    bundle = tmp_path / "s.tar.gz"
+    bundle.write_bytes(b"")
+    with pytest.raises(JobError, match=r"s\.tar\.gz: is a bundle, .* `mlxrun verify` and .* unpack it"):
+        open_runs(bundle)
     with pytest.raises(JobError, match="nothing: no such file or folder"):
         RunFolder.open(tmp_path / "nothing")
     with pytest.raises(JobError, match="contains no run"):

@@ -35,7 +35,8 @@ def test_the_sum_is_that_of_the_engine(zoo: Zoo, family: str, caplog: pytest.Log
     budget = build_engine(config).scheduler.token_budget
     memory = budget._memory
     assert report.needed == memory.compute_rows_bytes(5, 700, budget.min_chunk)
-    assert (report.limit, report.images) == (memory.limit, memory.images)
+    assert (report.limit, report.images, report.features) == (memory.limit, memory.images, memory.features)
+    assert (report.features > 0) == (family == "qwen3_vl") and report.shortage is None
     assert report.fits and report.verdict.startswith("fits: 5 rows of 700 tokens at a time; ")
     rows = memory.find_max_rows(4096, 5, budget.min_chunk)
     assert f"that may be used without rows; {rows} of 5 rows of 4096 tokens fit at a time" in caplog.text

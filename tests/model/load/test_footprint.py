@@ -7,7 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlxrun.config.settings import Config, MediaSettings, ModelSettings, SchedulerSettings
+from mlxrun.config.settings import CacheSettings, Config, MediaSettings, ModelSettings, SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.footprint import (
@@ -67,17 +67,18 @@ def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, ro
     info = load_model_info(ModelSettings(path=str(zoo.text("llama"))))
 
     def make(settings: SchedulerSettings, vision: bool = False, beside: int = 0) -> MemoryBudget:
-        config = Config(scheduler=settings, media=MediaSettings(memory_bytes=500))
+        media, cached = MediaSettings(memory_bytes=500), CacheSettings(image_bytes=70)
+        config = Config(scheduler=settings, media=media, cache=cached)
         made = replace(info, vision=vision)
         return make_memory_budget(config, made, caller.model, cache, vocab, beside)
 
     settings = SchedulerSettings(max_running=rows, memory_limit=10**9, memory_headroom=0.25)
     budget = make(settings)
-    assert budget.limit == 750_000_000 and budget.images == 0
+    assert budget.limit == 750_000_000 and budget.images == budget.features == 0
     assert budget.transient == 64 * 4 * ACTIVATION_FACTOR
     assert budget.weights - make(SchedulerSettings(max_running=1)).weights == (rows - 1) * vocab * 16
     more = make(settings, vision=True, beside=1000)
-    assert more.weights - budget.weights == 1500 and more.images == 500
+    assert more.weights - budget.weights == 1570 and (more.images, more.features) == (500, 70)
     least = replace(settings, memory_limit=1)
     assert make(least).limit == 1, "0 would be unlimited"
     assert make_encoder_budget(least, 64, 1000).limit == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from mlxrun.api.ollama.fields import BODIES
 from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.core.errors import EngineDead, Overloaded
-from mlxrun.core.request import FinishReason, HitKind, TokenEvent
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.server.endpoints.ollama import API_VERSION
-from tests.helpers.server_fakes import Reply, make_script, run_server, server_config
+from tests.helpers.server_fakes import Act, Reply, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 HI = [{"role": "user", "content": "hi"}]
@@ -63,6 +64,21 @@ async def test_a_stream_and_a_whole_answer(path: str) -> None:
         assert found["eval_count"] > 2 and found["prompt_eval_count"] > 2
         spent = found["prompt_eval_duration"] + found["eval_duration"]
         assert 0 < spent <= found["total_duration"] < 60e9
+
+
+async def test_an_answer_of_one_token_took_time() -> None:
+    """Clients divide `eval_count` by it. Of the time until the token came, it is one token's part."""
+    seconds = [0.0]
+
+    def take_a_second(request: Request) -> Iterator[Act]:
+        seconds[0] += 1.0
+        yield "a"
+
+    async with run_server(script=take_a_second, clock=lambda: seconds[0]) as s:
+        whole = (await s.post(GENERATE, ask(GENERATE, stream=False, options={"num_predict": 1}))).json
+    assert whole["eval_count"] == 1
+    assert whole["eval_duration"] == round(1e9 / (whole["prompt_eval_count"] + 1))
+    assert whole["eval_duration"] + whole["prompt_eval_duration"] == whole["total_duration"] == 1_000_000_000
 
 
 async def test_a_call_is_an_object_in_one_line() -> None:

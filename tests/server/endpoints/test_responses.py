@@ -47,7 +47,7 @@ URL = "/v1/responses"
 class Marks(ModelFormats):
     """Formats of a model that writes `<think>a</think>` and `<tool_call>name(arguments)</tool_call>`."""
 
-    def make_parser(self, tools: Any, prompt: str, name: str = "") -> Parser:
+    def make_parser(self, tools: Any, prompt: str, name: str = "", held_calls: int = 0) -> Parser:
         return _MarksParser()
 
 
@@ -85,7 +85,7 @@ class _MarksParser:
         self._text = ""
         return found
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, stopped: bool = False) -> Sequence[Delta]:
         return []
 
 

@@ -136,6 +136,7 @@ def _list_lines(reports: Sequence[FitReport]) -> list[tuple[str, list[str]]]:
         "rows x tokens": [report.rows_bytes for report in reports],
         "peak of these": [report.run for report in reports],
         "decoded images": [report.images for report in reports],
+        "image features": [report.features for report in reports],
         "encoding an image": [report.encoding for report in reports],
         "needed": [report.needed for report in reports],
         "limit": [report.limit for report in reports],

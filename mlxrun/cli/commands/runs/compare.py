@@ -245,7 +245,7 @@ def _write_json(content: Mapping[str, Any], path: Path | None) -> bool:
         return True
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise JobError(f"{path}: cannot be written: {error.strerror or error}") from error
     return False

@@ -75,15 +75,18 @@ def command(
 ) -> int:
     """Run the job of RUN again as its manifest says, and say whether the records are equal."""
     from mlxrun.cli.signal_loop import run_async
-    from mlxrun.evals.bundles.bundle import SUFFIX, is_bundle, open_bundle
+    from mlxrun.evals.bundles.bundle import is_bundle, open_bundle
     from mlxrun.evals.replay import check_replays
     from mlxrun.evals.run_folders.run_folder import open_runs
+    from mlxrun.evals.run_folders.run_folder_paths import BUNDLE_SUFFIX
     from mlxrun.jobs.run.job_run import JobOptions
 
     with ExitStack() as stack:
         bundled, left_out = is_bundle(run), list[str]()
         runs = (
-            stack.enter_context(open_bundle(run, run.with_name(run.name.removesuffix(SUFFIX)), left_out))
+            stack.enter_context(
+                open_bundle(run, run.with_name(run.name.removesuffix(BUNDLE_SUFFIX)), left_out)
+            )
             if bundled
             else open_runs(run)
         )

@@ -67,7 +67,7 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, **options: A
     """Check that RUN is as it was written, and that its lines come out the same again."""
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.bundles.bundle import is_bundle, open_bundle
-    from mlxrun.evals.replay import DEFAULT_SAMPLE
+    from mlxrun.evals.replay import DEFAULT_SAMPLE, describe_plan
     from mlxrun.evals.run_folders.run_folder import open_runs
 
     if sample is not None and is_all:
@@ -77,6 +77,7 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, **options: A
     left_out: list[str] = []
     opened = open_bundle(run, None, left_out) if is_bundle(run) else nullcontext(open_runs(run))
     with opened as runs:
+        say(f"{run}: {describe_plan(runs, count)}")
         return end_runs(run_async(run_by_engine(runs, verify)), left_out)
 
 
@@ -111,6 +112,7 @@ async def _verify(
     if not numbers:
         print_line(f"{run.name}: no line was answered, so none was run again")
         return True
+    say(f"{run.name}: reading the model's files, for {pluralize(len(numbers), 'answer')}")
     setup = engine.share(make_run_setup(run, model, make_serial_config, user_model))
     print_line(f"{run.name}: the model's files and its settings are those of the run")
     found = await run_lines_again(run, numbers, setup, say)

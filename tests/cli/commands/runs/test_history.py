@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxrun.cli.commands.runs.export import FORMATS
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import chats
 from tests.helpers.eval_runs import run_lines
@@ -82,3 +85,23 @@ def test_cells_that_are_changed_are_named(
     cell = tmp_path / "suite.out/tiny/capitals/seed-0"
     assert main(["history", str(path), str(cell)]) == 0
     assert f"warning: {says.format(cell)}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8")
+async def test_a_run_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is noted, compared and exported. JSON has an escape for the byte."""
+    name, path = os.fsdecode(b"caf\xe9.jsonl"), tmp_path / "nightly.jsonl"
+    job = str(await run_lines(tmp_path / "a", chats(6), name=name))
+    for added in (1, 0):
+        assert main(["history", str(path), job]) == 0
+        assert capsys.readouterr().out.endswith(
+            f": {added} row{'s' * (not added)} added, {1 - added} already there\n"
+        )
+    assert json.loads(path.read_bytes())["cell"] == os.fsdecode(b"caf\xe9.out.jsonl")
+    assert main(["compare", job, job, "--json", str(tmp_path / "c.json")]) == 0
+    json.loads((tmp_path / "c.json").read_bytes())
+    for form in FORMATS:
+        out = tmp_path / ("inspect.json" if form == "inspect" else f"{form}.md")
+        assert main(["export", job, "--format", form, "-o", str(out)]) == 0
+    for file in tmp_path.rglob("*.json"):
+        assert json.loads(file.read_bytes())

@@ -32,7 +32,10 @@ def test_a_run_is_verified(tmp_path: Path, fake_engine: list[Any], capsys: Print
     capsys.readouterr()
     for path in (job, tmp_path / "job.out.jsonl", tmp_path / "job.out.jsonl.run"):
         assert main(["verify", str(path), "--seed", "3"]) == 0
-        assert capsys.readouterr().out.splitlines() == [
+        out, err = capsys.readouterr()
+        assert err.startswith(f"{path}: checks 37 records, then computes 20 of 32 answers again, one by one")
+        assert f"{path}: reading the model's files, for 20 answers\n" in err
+        assert out.splitlines() == [
             f"{path}: versions, device and BLAS are those of the run",
             f"{path}: the digests of all records, of the output and of the job file are right",
             f"{path}: the model's files and its settings are those of the run",
