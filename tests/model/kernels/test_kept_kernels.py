@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +112,9 @@ def test_a_kernel_lies_where_mlx_looks(folder: Path) -> None:
 
 def test_each_form_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr(kept_kernels, "compile_text", lambda *args: compiled.append(args[0]) or (b"code", ""))
+    monkeypatch.setattr(
+        kept_kernels, "compile_text", lambda *args: compiled.append(args[0]) or compile_text(*args)
+    )
     kernel = KeptKernel(lambda **own: [], GIVEN)
     other = CALL | {"template": [("T", mx.bfloat16), ("N", 3)]}
     for call in (CALL, other, CALL, other):
@@ -117,6 +122,43 @@ def test_each_form_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert len(compiled) == 2
     call_kernel()
     assert len(compiled) == 2, "another process finds it"
+
+
+@pytest.mark.parametrize("kept", [0, 30, 60, 0.5, -1])
+@pytest.mark.parametrize("suffix", [".ptx", ".txt"])
+def test_files_that_were_cut_short_are_written_again(folder: Path, suffix: str, kept: float) -> None:
+    """MLX fails with them, now and at each start. The first bytes, half of them, or all but one are left."""
+    call_kernel()
+    whole = {path: path.read_bytes() for path in folder.iterdir()}
+    (cut,) = folder.glob(f"*{suffix}")
+    cut.write_bytes(whole[cut][: int(kept * len(whole[cut])) if 0 < kept < 1 else int(kept)])
+    call_kernel()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == whole
+    cut.unlink()
+    call_kernel()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == whole
+
+
+def test_a_full_disk_leaves_nothing_behind(folder: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+    try:
+        call_kernel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert [path.suffix for path in folder.iterdir()] == [".txt"], "which MLX does not read by itself"
+
+
+def test_a_file_of_the_process_whose_name_is_no_text(folder: Path, tmp_path: Path) -> None:
+    """Such as an extension of Python in a folder that has been named in Latin-1."""
+    odd = os.fsencode(tmp_path) + b"/\xe9"
+    with open(odd, "wb+") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        find_nvrtc.cache_clear()
+        with mmap.mmap(file.fileno(), 4096):
+            call_kernel()
+    assert {path.suffix for path in folder.iterdir()} == {".ptx", ".txt"}
 
 
 @pytest.mark.parametrize("problem", ["version", "device", "folder", "text", "type", "name"])
