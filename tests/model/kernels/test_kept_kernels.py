@@ -117,11 +117,12 @@ def test_each_form_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatc
     )
     kernel = KeptKernel(lambda **own: [], GIVEN)
     other = CALL | {"template": [("T", mx.bfloat16), ("N", 3)]}
-    for call in (CALL, other, CALL, other):
+    scaled = CALL | {"inputs": [CALL["inputs"][0], mx.array(1.5)]}
+    for call in (CALL, other, scaled) * 2:
         kernel(**call)
-    assert len(compiled) == 2
+    assert len(compiled) == 3
     call_kernel()
-    assert len(compiled) == 2, "another process finds it"
+    assert len(compiled) == 3, "another process finds it"
 
 
 @pytest.mark.parametrize("kept", [0, 30, 60, 0.5, -1])
