@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import re
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from mlxrun.core.processes import list_mapped_files
 
 log = logging.getLogger(__name__)
 
@@ -168,13 +169,11 @@ def _write_constant(name: str, value: Any) -> str:
 def find_nvrtc() -> tuple[Any, Sequence[Path]] | None:
     """NVIDIA's compiler and the folders of its headers: the one that MLX loaded, or that of the package
     nvidia-cuda-nvrtc; None: not here."""
-    maps = Path("/proc/self/maps")
-    known = os.fsdecode(maps.read_bytes()) if maps.exists() else ""  # names of files need not be text
-    loaded = re.findall(r"\S*/libnvrtc\.so\S*", known)
+    loaded = [path for path in map(Path, list_mapped_files()) if path.name.startswith("libnvrtc.so")]
     spec = find_spec("nvidia.cu13") if find_spec("nvidia") else None
     packages = list(map(Path, (spec.submodule_search_locations or ()) if spec else ()))
     libraries = [
-        *map(Path, loaded),
+        *loaded,
         *(file for folder in packages for file in folder.glob("lib/libnvrtc.so.*")),
     ]
     if not libraries:

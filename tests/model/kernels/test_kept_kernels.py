@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -148,18 +146,6 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert [path.suffix for path in folder.iterdir()] == [".txt"], "which MLX does not read by itself"
-
-
-def test_a_file_of_the_process_whose_name_is_no_text(folder: Path, tmp_path: Path) -> None:
-    """Such as an extension of Python in a folder that has been named in Latin-1."""
-    odd = os.fsencode(tmp_path) + b"/\xe9"
-    with open(odd, "wb+") as file:
-        file.write(b"x" * 4096)
-        file.flush()
-        find_nvrtc.cache_clear()
-        with mmap.mmap(file.fileno(), 4096):
-            call_kernel()
-    assert {path.suffix for path in folder.iterdir()} == {".ptx", ".txt"}
 
 
 @pytest.mark.parametrize("problem", ["version", "device", "folder", "text", "type", "name"])
