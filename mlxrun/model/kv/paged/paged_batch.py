@@ -182,6 +182,8 @@ class PagedDecodeBatch:
                 chosen = mx.array([*pages, *[0] * spare], dtype=mx.int32)
                 for _, pool in self._list_pools(window):
                     pool.select(chosen)
+                    # Now, as no step may follow for long: a lazy copy keeps all of the pool in memory.
+                    mx.async_eval(*pool.arrays)
 
     # -- the step ---------------------------------------------------------------------------------------
 

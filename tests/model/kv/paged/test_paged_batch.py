@@ -295,6 +295,23 @@ def test_pools_keep_pages_for_rows_that_come(monkeypatch: pytest.MonkeyPatch) ->
     assert resized == [1, -1], "what is left has pages for the row that joins"
 
 
+def test_a_pool_that_shrinks_gives_memory_back_without_a_further_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the last row leaves, and the engine is idle."""
+    monkeypatch.setattr(paged_batch, "FEW_PAGES", 1)
+    batch, cache = PagedDecodeBatch([KVCache()]), KVCache()
+    cache.update_and_fetch(*[mx.zeros((1, HEADS, 8 * PAGE, SIZE))] * 2)
+    batch.update({"a"}, [JoiningRow("a", 8 * PAGE, [cache])])
+    mx.eval(batch.forward(decode, mx.array([1]), batch.lengths))
+    mx.synchronize()
+    before, held = mx.get_active_memory(), sum(array.nbytes for array in batch._pools[0].arrays)
+    batch.update(set(), ())
+    mx.synchronize()
+    assert batch._tables[None].capacity == 1
+    assert mx.get_active_memory() <= before - held * 7 // 8
+
+
 def test_pages_that_are_known_are_not_written_again() -> None:
     """Rows that were filled together may begin with the same pages. Here they have other tokens, so that
     those that were written are seen."""
