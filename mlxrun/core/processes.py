@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_MAPS = Path("/proc/self/maps")  # of Linux
+
 
 def start_module(
     module: str,
@@ -62,6 +64,16 @@ def read_output(*command: str, seconds: float = 5.0) -> str:
 
 MARK = "MLXRUN_CHILD"  # a variable of the environment, which processes inherit
 _ROUNDS = 20  # looks for marked processes, as one that is found may just have started another
+
+
+def list_mapped_files() -> list[str]:
+    """The paths of the files that this process has in memory, such as its libraries; none where the system
+    does not say it. A path need not be text in the locale's encoding."""
+    try:
+        rows = [row.split(maxsplit=5) for row in _MAPS.read_bytes().split(b"\n")]
+    except OSError:
+        return []
+    return sorted({os.fsdecode(row[5]) for row in rows if len(row) == 6 and row[5].startswith(b"/")})
 
 
 def end_marked(mark: str) -> None:

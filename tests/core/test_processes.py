@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -43,6 +44,24 @@ def test_programs_of_the_system() -> None:
     """One that is not there, or takes too long, says nothing. Bytes that are not UTF-8 are replaced."""
     assert read_output("printf", "a\\377") == "a\N{REPLACEMENT CHARACTER}"
     assert read_output("no-such-program") == "" == read_output("sleep", "60", seconds=0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system says it")
+def test_files_in_memory_whose_names_are_odd(tmp_path: Path) -> None:
+    """Such as an extension of Python in a folder that has been named in Latin-1."""
+    odd = os.fsencode(tmp_path) + b"/\xe9 \xc2\x85"
+    with open(odd, "wb+") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        with mmap.mmap(file.fileno(), 4096):
+            found = processes.list_mapped_files()
+        assert os.fsdecode(odd) in found and all(path.startswith("/") for path in found)
+        assert os.fsdecode(odd) not in processes.list_mapped_files()
+
+
+def test_no_files_in_memory_where_the_system_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_MAPS", Path("/nowhere"))
+    assert processes.list_mapped_files() == []
 
 
 def test_the_environment_and_options_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,13 @@ def test_what_cannot_be_prepared_is_left(caplog: pytest.LogCaptureFixture) -> No
     engine.close()
 
 
+def test_a_closed_engine_leaves_what_it_was_to_prepare() -> None:
+    """It holds the model."""
+    engine = make_engine(FakeRunner(), preparation=iter([None]))
+    engine.close()
+    assert engine.idle_delay is None
+
+
 async def collect_events(client: EngineClient, request: Request) -> list[TokenEvent]:
     async with aclosing(client.generate(request)) as events:
         return [event async for event in events]

@@ -6,7 +6,9 @@ and steps until all requests have ended; `check_answer` compares with the ORACLE
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,24 @@ def run_requests(
         assert step < 20_000, "the engine does not come to an end"
     assert {ask.id for ask in todo} == {i for i, e in events.items() if e.finish is not None}
     return events
+
+
+def run_at_once(
+    makers: Sequence[Callable[[], Engine]], asks: Sequence[TimedRequest | Request]
+) -> list[dict[str, TokenEvent]]:
+    """The events of these requests by engines that run at the same time, each on a thread of its own."""
+    ready = threading.Barrier(len(makers))
+
+    def run(make: Callable[[], Engine]) -> dict[str, TokenEvent]:
+        engine = make()
+        try:
+            ready.wait(timeout=120)
+            return run_requests(engine, asks)
+        finally:
+            engine.close()
+
+    with ThreadPoolExecutor(len(makers)) as pool:
+        return list(pool.map(run, makers))
 
 
 def preempt_every(engine: Engine, steps: int) -> Callable[[int], None]:

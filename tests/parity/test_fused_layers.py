@@ -67,7 +67,7 @@ def test_answers_are_those_of_each_request_alone(
     events = engine_driver.run_requests(engine, list_asks(), engine_driver.preempt_every(engine, 5))
     for i, ids in enumerate(PROMPTS):
         engine_driver.check_answer(events[str(i)], zoo.answer(family, ids, COUNT - i % 3))
-    assert operations.steps > 0
+    assert operations.steps > 0 and engine.generation.errors == 0
 
 
 def test_a_wrong_gate_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

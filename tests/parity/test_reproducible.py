@@ -232,6 +232,18 @@ def test_without_it_the_width_follows_the_rows(zoo: Zoo) -> None:
     assert {2, 3} <= set(widths) <= {1, 2, 3}
 
 
+def test_another_engine_of_the_process_changes_no_byte(zoo: Zoo) -> None:
+    """Such as that of a simulated user. It computes on a thread of its own."""
+    make = partial(
+        engine_driver.make_real_engine, zoo.text("llama"), reproducible=True, max_running=ROWS, backend="none"
+    )
+    prompts = text_models.prompts(4, (300, 40, 17, 130, 500, 90))
+    asks = [engine_driver.make_text_request(str(i), p, max_tokens=8) for i, p in enumerate(prompts)]
+    (alone,) = engine_driver.run_at_once([make], asks)
+    for events in engine_driver.run_at_once([make] * 3, asks):
+        assert all(same_bytes(alone[name], event) for name, event in events.items())
+
+
 # -- the lazy graph -----------------------------------------------------------------------------------------
 
 

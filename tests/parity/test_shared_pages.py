@@ -65,6 +65,7 @@ def test_answers_are_those_of_each_request_alone(zoo: Zoo, family: str, preempte
     events = engine_driver.run_requests(engine, list_asks(), each)
     for i, ids in enumerate(PROMPTS):
         engine_driver.check_answer(events[str(i)], zoo.answer(family, ids, COUNT - i % 3))
+    assert engine.generation.errors == 0, "rows of a step that fails are computed again"
 
 
 def test_what_rows_share_is_held_once(zoo: Zoo) -> None:

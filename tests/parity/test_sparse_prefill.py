@@ -248,6 +248,17 @@ def test_a_preempted_answer_at_wrong_positions_is_found(
         check_asks(zoo, answer, "llama", engine, list_asks()[:1], each=preempt_once(engine))
 
 
+def test_positions_of_another_engine_are_not_taken(zoo: Zoo) -> None:
+    """Two engines of one process compute at the same time."""
+    make, asks = functools.partial(make_engine, zoo, load_check=False), list_asks()
+    (alone,) = engine_driver.run_at_once([make], asks)
+    for events in engine_driver.run_at_once([make, make], asks):
+        for name, event in events.items():
+            assert event.tokens == alone[name].tokens, event
+            found, known = map(engine_driver.list_logprobs, (event, alone[name]))
+            assert np.abs(found - known).max() < 1e-4
+
+
 # -- the prefix cache ---------------------------------------------------------------------------------
 
 

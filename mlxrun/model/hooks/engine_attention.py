@@ -6,6 +6,7 @@ library attends. Arrays are attended by device_attention.py where that supports 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,8 @@ from mlxrun.model.machine.device import uses_cuda
 AttentionCall = Callable[..., Any]  # with the arguments of `attend_plain`
 
 
-class _EngineAttention:
-    """How attention over plain arrays is computed now. Only the engine thread uses it."""
+class _EngineAttention(threading.local):
+    """How this thread computes attention over plain arrays now. Each engine of a process has a thread."""
 
     enabled = False
     calls_per_launch = 0
@@ -30,6 +31,9 @@ class _EngineAttention:
     on_cpu: AttentionCall | None = None
     operations: LayerOperations | None = None
     positions: tuple[tuple[int, ...], mx.array] | None = None  # of the last chunk; layers have the same
+
+
+_NOW = _EngineAttention()
 
 
 @contextmanager
@@ -47,16 +51,16 @@ def use_engine_attention(
     `compute_attention`. `operations`: of fused layers for prompts (model/fused); None: their layers are the
     library's.
     """
-    _EngineAttention.enabled, _EngineAttention.calls = True, 0
-    _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
-    _EngineAttention.operations, _EngineAttention.positions = operations, None
-    before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, on_cpu
+    _NOW.enabled, _NOW.calls = True, 0
+    _NOW.calls_per_launch, _NOW.check = calls_per_launch, check
+    _NOW.operations, _NOW.positions = operations, None
+    before, _NOW.on_cpu = _NOW.on_cpu, on_cpu
     try:
         yield
     finally:
-        _EngineAttention.enabled, _EngineAttention.check = False, None
-        _EngineAttention.operations = _EngineAttention.positions = None
-        _EngineAttention.on_cpu = before
+        _NOW.enabled, _NOW.check = False, None
+        _NOW.operations = _NOW.positions = None
+        _NOW.on_cpu = before
 
 
 def attend_in_engine(
@@ -72,10 +76,10 @@ def attend_in_engine(
     compute_attention."""
     if isinstance(keys, QuantizedArray):
         return attend_quantized(queries, keys, values, scale, mask, **kwargs)
-    if not _EngineAttention.enabled:
+    if not _NOW.enabled:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
-    if _EngineAttention.check is not None:
-        _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
+    if _NOW.check is not None:
+        _NOW.check(queries, keys, values, scale, mask, **kwargs)
     return attend_plain(queries, keys, values, scale, mask, usual_rows=usual_rows, **kwargs)
 
 
@@ -91,7 +95,7 @@ def attend_plain(
     """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
-        attend = _EngineAttention.on_cpu or device_attention.compute_attention
+        attend = _NOW.on_cpu or device_attention.compute_attention
         attended: mx.array = attend(queries, keys, values, scale, mask, usual_rows=usual_rows)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
@@ -104,28 +108,28 @@ def attend_prompt(
 ) -> mx.array:
     """Attention over plain arrays in an engine's forward. Every so many calls are launched."""
     out = attend_in_engine(queries, keys, values, scale, mask, **kwargs)
-    _EngineAttention.calls += 1
-    every = _EngineAttention.calls_per_launch
-    if every and _EngineAttention.calls % every == 0:
+    _NOW.calls += 1
+    every = _NOW.calls_per_launch
+    if every and _NOW.calls % every == 0:
         mx.async_eval(out)
     return out
 
 
 def is_engine_attention() -> bool:
     """Whether forwards are the engine's own now."""
-    return _EngineAttention.enabled
+    return _NOW.enabled
 
 
 def get_prompt_operations() -> LayerOperations | None:
     """By what operations fused layers compute the prompts of this forward; None: by the library's code."""
-    return _EngineAttention.operations
+    return _NOW.operations
 
 
 def find_positions(first: int, tokens: int, rows: int) -> mx.array:
     """The positions int32 [rows * tokens] of a chunk that begins at the `first` one in each row. The layers
     of a forward share them."""
-    chunk, known = (first, tokens, rows), _EngineAttention.positions
+    chunk, known = (first, tokens, rows), _NOW.positions
     if known is None or known[0] != chunk:
         known = chunk, mx.tile(mx.arange(first, first + tokens, dtype=mx.int32), rows)
-        _EngineAttention.positions = known
+        _NOW.positions = known
     return known[1]

@@ -12,6 +12,7 @@ host waits for earlier ones.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -278,41 +279,47 @@ def describe_quantization(model: nn.Module) -> Iterator[str]:
     yield from sorted(totals, key=lambda name: -totals[name])
 
 
-class _Transients:
-    """Those of the engine thread. `numbers`: of weights whose products are not launched."""
+class _Transients(threading.local):
+    """Those of this thread; each engine of a process has one. `numbers`: of weights whose products are not
+    launched."""
 
     bounded = False
     numbers = 0
-    launched: deque[mx.array] = deque()
+
+    def __init__(self) -> None:
+        self.launched: deque[mx.array] = deque()
+
+
+_TRANSIENTS = _Transients()
 
 
 @contextmanager
 def bound_transients() -> Iterator[None]:
     """Within the block, bound the memory of the weights of `record_product`. The block must not be
     compiled."""
-    before = _Transients.bounded
-    _Transients.bounded = True
+    before = _TRANSIENTS.bounded
+    _TRANSIENTS.bounded = True
     try:
         yield
     finally:
-        _Transients.bounded, _Transients.numbers = before, 0
-        _Transients.launched.clear()
+        _TRANSIENTS.bounded, _TRANSIENTS.numbers = before, 0
+        _TRANSIENTS.launched.clear()
 
 
 def are_bounded() -> bool:
     """Whether a block of `bound_transients` is active."""
-    return _Transients.bounded
+    return _TRANSIENTS.bounded
 
 
 def record_product(product: mx.array, numbers: int) -> mx.array:
     """Return a product whose weight, of `numbers` numbers, is dequantized for it alone. May launch it, and
     wait for earlier ones."""
-    if _Transients.bounded:
-        _Transients.numbers += numbers
-        if _Transients.numbers >= LAUNCHED:
-            _Transients.numbers = 0
+    if _TRANSIENTS.bounded:
+        _TRANSIENTS.numbers += numbers
+        if _TRANSIENTS.numbers >= LAUNCHED:
+            _TRANSIENTS.numbers = 0
             mx.async_eval(product)
-            _Transients.launched.append(product)
-            if len(_Transients.launched) > MOST_LAUNCHES:
-                mx.eval(_Transients.launched.popleft())
+            _TRANSIENTS.launched.append(product)
+            if len(_TRANSIENTS.launched) > MOST_LAUNCHES:
+                mx.eval(_TRANSIENTS.launched.popleft())
     return product

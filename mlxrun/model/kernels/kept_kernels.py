@@ -14,15 +14,18 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import re
+import struct
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from mlxrun.core.processes import list_mapped_files
 
 log = logging.getLogger(__name__)
 
@@ -74,23 +77,43 @@ def keep_compiled(given: Mapping[str, Any], call: Mapping[str, Any]) -> None:
     try:
         name, text = name_kernel(given, call), write_text(given, call)
         file = find_folder() / f"{name}_{hash_text(write_text(given, call, for_mlx=True)):x}.ptx"
-        if len(file.stem) > LONGEST_NAME or file.exists():
+        names = f"mlx::core::cu::{name}\t{name}\n".encode()
+        if len(file.stem) > LONGEST_NAME or _is_whole(file, names):
             return
         compiled, _ = compile_text(text, architecture)
         file.parent.mkdir(parents=True, exist_ok=True)
-        # MLX reads the first one, and then the other.
-        _write(file.with_suffix(".txt"), f"mlx::core::cu::{name}\t{name}\n".encode())
+        # MLX reads the second one first, and only if that is here the other.
+        _write(file.with_suffix(".txt"), names)
         _write(file, compiled)
-    except (CompileError, OSError, KeyError) as error:
+    except Exception as error:  # whatever it is, MLX needs none of this
         log.debug("MLX compiles %s by itself: %s", given["name"], error)
+
+
+def _is_whole(file: Path, names: bytes) -> bool:
+    """Whether a compiled kernel and the file of its `names` are here. MLX would fail with what a power cut
+    has left of them."""
+    try:
+        code = file.read_bytes()
+        starts, sizes = struct.unpack_from("<QQ", code, 0x20), struct.unpack_from("<HHHH", code, 0x36)
+        known = file.with_suffix(".txt").read_bytes()
+    except (FileNotFoundError, struct.error):
+        return False
+    # An ELF file ends with one of the two tables that its header describes.
+    ends = (start + size * count for start, size, count in zip(starts, sizes[::2], sizes[1::2], strict=True))
+    return known == names and len(code) >= max(ends) > 0
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file that other processes see whole or not at all."""
     handle, part = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(part, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+    except OSError:  # such as a full disk
+        with suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def find_folder() -> Path:
@@ -146,12 +169,11 @@ def _write_constant(name: str, value: Any) -> str:
 def find_nvrtc() -> tuple[Any, Sequence[Path]] | None:
     """NVIDIA's compiler and the folders of its headers: the one that MLX loaded, or that of the package
     nvidia-cuda-nvrtc; None: not here."""
-    maps = Path("/proc/self/maps")
-    loaded = re.findall(r"\S*/libnvrtc\.so\S*", maps.read_text() if maps.exists() else "")
+    loaded = [path for path in map(Path, list_mapped_files()) if path.name.startswith("libnvrtc.so")]
     spec = find_spec("nvidia.cu13") if find_spec("nvidia") else None
     packages = list(map(Path, (spec.submodule_search_locations or ()) if spec else ()))
     libraries = [
-        *map(Path, loaded),
+        *loaded,
         *(file for folder in packages for file in folder.glob("lib/libnvrtc.so.*")),
     ]
     if not libraries:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.processes import list_mapped_files
 from mlxrun.model.machine.free_cores import FreeCores
 
 log = logging.getLogger(__name__)
@@ -188,10 +189,5 @@ def _set_threads(library: Any, count: int) -> None:
 def find_loaded_blas() -> str | None:
     """The path of the OpenBLAS in this process. Those of NumPy and SciPy do not count, as MLX cannot use
     them."""
-    maps = Path("/proc/self/maps")
-    if not maps.is_file():
-        return None
-    paths = {
-        line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines() if "openblas" in line
-    }
+    paths = (path for path in list_mapped_files() if "openblas" in path)
     return min((p for p in paths if "scipy_openblas" not in p and ".libs/" not in p), default=None)

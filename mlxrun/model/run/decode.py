@@ -31,6 +31,7 @@ class DecodeRunner:
         self._mtp = mtp
         self._vocab = vocab
         self._uses_pages = uses_pages(methods.decode)
+        self._awaited: frozenset[str] = frozenset()  # rows for which the batch keeps pages
         self.batch = make_decode_batch(caller.make_cache(), methods)
         self.order: list[str] = []
         self.sampler: Sampler | None = None
@@ -72,15 +73,14 @@ class DecodeRunner:
         """Give these rows a place in the batch, and take it from all others."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
-        # Pages are also given back where rows only leave, but not those that others will need.
-        is_wanted = joining or (self._uses_pages and len(ids) < len(present))
-        waiting = rows.keys() - present - joining.keys() if is_wanted else ()
-        prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
-        self.batch.update(
-            set(ids),
-            [make_joining(rid, row) for rid, row in joining.items()],
-            [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in prefilling],
-        )
+        # Pages are also given back where rows only leave, or will not come, but not those that others need.
+        has_fewer = self._uses_pages and (len(ids) < len(present) or not self._awaited <= rows.keys())
+        expected: list[ExpectedRow] | None = None
+        if joining or has_fewer:
+            waiting = rows.keys() - present - joining.keys()
+            self._awaited = frozenset(rid for rid in waiting if not rows[rid].ends_unsampled)
+            expected = [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in self._awaited]
+        self.batch.update(set(ids), [make_joining(rid, row) for rid, row in joining.items()], expected)
         for row in joining.values():
             row.cache, row.together = [], None
 

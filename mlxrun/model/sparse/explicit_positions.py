@@ -11,6 +11,7 @@ position. The engine computes them in chunks, and decodes beside a row without g
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,21 +35,24 @@ CHUNK = 7  # tokens; a chunk ends inside a run
 NAMES = ("positions", "positions with gaps")
 
 
-class _Positions:
-    """Of the forward that is being built, or None. Only the engine thread uses it."""
+class _Positions(threading.local):
+    """Of the forward that this thread builds, or None. Each engine of a process has a thread."""
 
     current: mx.array | None = None
+
+
+_POSITIONS = _Positions()
 
 
 @contextmanager
 def use_positions(positions: mx.array) -> Iterator[None]:
     """Within the block, forwards have these positions: int32 [tokens] of one row, or [rows] of one token
     each."""
-    _Positions.current = positions
+    _POSITIONS.current = positions
     try:
         yield
     finally:
-        _Positions.current = None
+        _POSITIONS.current = None
 
 
 class PositionedRope(nn.Module):
@@ -60,7 +64,7 @@ class PositionedRope(nn.Module):
 
     def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         """The rotated `x` [rows, heads, tokens, D]."""
-        positions = _Positions.current
+        positions = _POSITIONS.current
         if positions is None:
             return self.rope(x, *args, **kwargs)
         if args:

@@ -116,6 +116,16 @@ def test_texts_that_fail_do_not_stop_the_engine() -> None:
     assert runner.trials == 2
 
 
+def test_failures_between_which_a_text_is_computed_are_no_streak() -> None:
+    runner = FakeVectorRunner()
+    steps = make_steps(runner, max_errors=2)
+    for at in range(3):
+        steps.add(make_request(f"bad{at}", 5, 13))
+        steps.add(make_request(f"good{at}", 500))
+        assert run(steps) == [f"bad{at}", f"good{at}"]
+    assert runner.trials == 0
+
+
 def test_a_device_that_is_gone_stops_the_engine() -> None:
     runner = FakeVectorRunner()
     runner.dead = True

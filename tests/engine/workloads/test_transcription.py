@@ -137,6 +137,14 @@ def test_recordings_that_fail_do_not_stop_the_engine() -> None:
     assert steps.runner.trials == 2  # type: ignore[attr-defined]
 
 
+def test_failures_between_which_a_recording_is_transcribed_are_no_streak() -> None:
+    steps = make(max_errors=2)
+    for name in ("bad", "good") * 3:
+        add(steps, name, 1)
+        run(steps)
+    assert steps.runner.trials == 0  # type: ignore[attr-defined]
+
+
 def test_a_device_that_is_gone_stops_the_engine() -> None:
     steps = make(max_errors=2, dead=True)
     add(steps, "bad", 1)

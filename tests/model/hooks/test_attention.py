@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.hooks import attention, engine_attention
 from mlxrun.model.hooks.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
+from mlxrun.model.hooks.engine_attention import is_engine_attention, use_engine_attention
 from mlxrun.model.hooks.logit_rule import PositionLogits
 from mlxrun.model.kv.ragged.row_group import RowGroup
 from tests.helpers import engine_driver, text_models
@@ -18,6 +20,19 @@ from tests.helpers.model_fixtures import Zoo
 from tests.parity.test_upstream_contracts import need
 
 HEADS, SIZE = 2, 8
+
+
+def test_each_thread_says_for_itself_whose_forwards_it_computes() -> None:
+    """Each engine of a process has a thread."""
+
+    def compute() -> bool:
+        before = is_engine_attention()
+        with use_engine_attention():
+            return before
+
+    with ThreadPoolExecutor(1) as other, use_engine_attention():
+        assert not other.submit(compute).result()
+        assert is_engine_attention()
 
 
 def test_ragged_objects_refuse_what_only_arrays_support() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -56,4 +57,18 @@ def test_nothing_is_launched_elsewhere_or_kept(seen: list[tuple[str, int]]) -> N
     with pytest.raises(RuntimeError), bound_transients():
         record_product(mx.array(4), LAUNCHED)
         raise RuntimeError
-    assert not quantized_layers._Transients.launched and not are_bounded()
+    assert not quantized_layers._TRANSIENTS.launched and not are_bounded()
+
+
+def test_each_thread_waits_for_its_own() -> None:
+    """Each engine of a process has a thread."""
+
+    def bound() -> bool:
+        before = are_bounded()
+        with bound_transients():
+            return before
+
+    with ThreadPoolExecutor(1) as other, bound_transients():
+        record_product(mx.array(1), LAUNCHED)
+        assert not other.submit(bound).result()
+        assert are_bounded() and len(quantized_layers._TRANSIENTS.launched) == 1

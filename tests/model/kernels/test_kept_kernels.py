@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,42 @@ def test_a_kernel_lies_where_mlx_looks(folder: Path) -> None:
 
 def test_each_form_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr(kept_kernels, "compile_text", lambda *args: compiled.append(args[0]) or (b"code", ""))
+    monkeypatch.setattr(
+        kept_kernels, "compile_text", lambda *args: compiled.append(args[0]) or compile_text(*args)
+    )
     kernel = KeptKernel(lambda **own: [], GIVEN)
     other = CALL | {"template": [("T", mx.bfloat16), ("N", 3)]}
-    for call in (CALL, other, CALL, other):
+    scaled = CALL | {"inputs": [CALL["inputs"][0], mx.array(1.5)]}
+    for call in (CALL, other, scaled) * 2:
         kernel(**call)
-    assert len(compiled) == 2
+    assert len(compiled) == 3
     call_kernel()
-    assert len(compiled) == 2, "another process finds it"
+    assert len(compiled) == 3, "another process finds it"
+
+
+@pytest.mark.parametrize("kept", [0, 30, 60, 0.5, -1])
+@pytest.mark.parametrize("suffix", [".ptx", ".txt"])
+def test_files_that_were_cut_short_are_written_again(folder: Path, suffix: str, kept: float) -> None:
+    """MLX fails with them, now and at each start. The first bytes, half of them, or all but one are left."""
+    call_kernel()
+    whole = {path: path.read_bytes() for path in folder.iterdir()}
+    (cut,) = folder.glob(f"*{suffix}")
+    cut.write_bytes(whole[cut][: int(kept * len(whole[cut])) if 0 < kept < 1 else int(kept)])
+    call_kernel()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == whole
+    cut.unlink()
+    call_kernel()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == whole
+
+
+def test_a_full_disk_leaves_nothing_behind(folder: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+    try:
+        call_kernel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert [path.suffix for path in folder.iterdir()] == [".txt"], "which MLX does not read by itself"
 
 
 @pytest.mark.parametrize("problem", ["version", "device", "folder", "text", "type", "name"])

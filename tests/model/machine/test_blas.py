@@ -28,14 +28,12 @@ def test_openblas_is_loaded_before_mlx_and_never_after(monkeypatch: pytest.Monke
 
 
 def test_a_copy_that_belongs_to_another_package_is_not_taken_for_openblas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row = "7f0000-7f1000 r-xp 00000000 08:01 12   {}\n"
-    maps = tmp_path / "maps"
-    monkeypatch.setattr(blas, "Path", lambda _: maps)
-    maps.write_text(row.format("/venv/numpy.libs/libscipy_openblas64_-ff.so") + row.format("/lib/libc.so.6"))
+    mapped = ["/lib/libc.so.6", "/venv/numpy.libs/libscipy_openblas64_-ff.so"]
+    monkeypatch.setattr(blas, "list_mapped_files", lambda: mapped)
     assert blas.find_loaded_blas() is None
-    maps.write_text(row.format("/usr/lib/openblas-pthread/libopenblasp-r0.3.so"))
+    mapped.append("/usr/lib/openblas-pthread/libopenblasp-r0.3.so")
     assert blas.find_loaded_blas() == "/usr/lib/openblas-pthread/libopenblasp-r0.3.so"
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxrun.core.request import SamplingParams
+from mlxrun.model.kernels.kernel_source import PAGE
+from mlxrun.model.kv.paged import paged_batch
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.layer_caches import FilledTogether
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.run.decode import DecodeRunner
+from mlxrun.model.run.decode import DecodeRunner, make_joining
 from mlxrun.model.run.model_caller import run_trial_forward
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.sampler import RowSampling
@@ -81,6 +86,46 @@ def test_without_rows_nothing_is_computed(zoo: Zoo) -> None:
     decoding.step()
     assert decoding.runner.order == [] and decoding.runner.newest_tokens is None
     decoding.step("b")
+
+
+@pytest.mark.parametrize("left", [(), ("a",)])
+def test_pages_for_a_row_that_never_comes_are_given_back(
+    zoo: Zoo, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt was computed beside other rows, and its request ended before it joined them."""
+    monkeypatch.setattr(paged_batch, "FEW_PAGES", 4)
+    decoding = Decoding(zoo, ComputeMethods("paged"))
+    decoding.rows["long"] = replace(decoding.rows["c"], tokens=[1] * (20 * PAGE))
+    batch = decoding.runner.batch
+    assert isinstance(batch, PagedDecodeBatch)
+    capacities = []
+    for names in (("a", "b"), left, left):
+        decoding.step(*names)
+        capacities.append(batch._tables[None].capacity)
+    del decoding.rows["long"]
+    decoding.step(*left)
+    assert min(capacities) > 20 and batch._tables[None].capacity <= 4
+
+
+def test_no_pages_are_kept_for_rows_that_never_decode(zoo: Zoo) -> None:
+    decoding = Decoding(zoo, ComputeMethods("paged"))
+    sampling = replace(decoding.rows["c"].sampling, params=SamplingParams(max_tokens=0))
+    decoding.rows["long"] = replace(decoding.rows["c"], tokens=[1] * (20 * PAGE), sampling=sampling)
+    decoding.step("a", "b")
+    batch = decoding.runner.batch
+    assert isinstance(batch, PagedDecodeBatch) and batch._tables[None].capacity <= 4
+
+
+def test_rows_leave_the_caches_that_they_filled_together(zoo: Zoo) -> None:
+    """Once they have joined, and if they have computed more since."""
+    decoding = Decoding(zoo, ComputeMethods("paged"))
+    row, cache = decoding.rows["a"], list(decoding.rows["b"].cache)
+    row.together = FilledTogether(cache, 0, row.cached)
+    assert make_joining("a", row).together is row.together
+    row.together = FilledTogether(cache, 0, row.cached - 1)
+    assert make_joining("a", row).together is None
+    decoding.step("a")
+    assert row.together is None and row.cache == []
 
 
 def test_the_sampler_follows_the_order_of_the_batch(zoo: Zoo) -> None:

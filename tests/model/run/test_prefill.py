@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.run import prefill as prefill_module
 from mlxrun.model.run.chunk_grouping import PrefillSharing
-from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.run.prefill import PrefillOutput, PrefillRunner
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
@@ -33,11 +34,11 @@ LONG, SHORT, EQUAL = text_models.prompts(7, (40, 38, 40))
 class Prefill:
     """A PrefillRunner and its rows."""
 
-    def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: int) -> None:
+    def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: Any) -> None:
         self.caller: ModelCaller = load_tiny_caller(zoo.text("llama"))
         cache, vocab = run_trial_forward(self.caller)
         self.vocab = vocab
-        chosen = ComputeMethods(sharing=sharing or PrefillSharing(), **methods)  # type: ignore[arg-type]
+        chosen = ComputeMethods(sharing=sharing or PrefillSharing(), **methods)
         self.runner = PrefillRunner(self.caller, vocab, chosen, SnapshotCopier(SnapshotCodec(cache)))
         self.rows: dict[str, RunningRow] = {}
 
@@ -142,6 +143,18 @@ def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.
     assert shapes == [(3, 39)]
     for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
         assert np.abs(finish(prefill, name) - prefill.last_logits(prompt)).max() < 1e-4
+
+
+@pytest.mark.parametrize("decode", ["paged", "ragged"])
+def test_only_rows_that_join_pages_keep_what_they_filled_together(zoo: Zoo, decode: DecodeMethod) -> None:
+    """Others have copies, which are freed with their rows."""
+    prefill = Prefill(zoo, PrefillSharing(max_rows=4, max_padded=64), decode=decode)
+    for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
+        prefill.add(name, prompt)
+    prefill.run(("a", 0, 37), ("b", 0, 37), ("c", 0, 39))
+    kept = {name: row.together for name, row in prefill.rows.items() if row.together is not None}
+    assert [*kept] == (["b", "c"] if decode == "paged" else [])
+    assert len({id(each.cache) for each in kept.values()}) <= 1
 
 
 def test_a_snapshot_is_taken_as_soon_as_the_row_has_its_tokens(zoo: Zoo) -> None:

@@ -116,20 +116,23 @@ class PagedDecodeBatch:
     # -- membership -------------------------------------------------------------------------------------
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
+        self,
+        keep: Collection[str],
+        joining: Sequence[JoiningRow],
+        expected: Sequence[ExpectedRow] | None = None,
     ) -> None:
         """Remove rows that are not in `keep` and add `joining`. `expected`: rows that will join later, so
-        that the pools have pages for them already."""
+        that the pools have pages for them already; None: nothing is new about them."""
         before = self.ids
         leaving = [rid for rid in before if rid not in keep]
-        if not leaving and not joining:
+        if not leaving and not joining and expected is None:
             return
         for rid in leaving:
             del self._lengths[rid]
             for table in self._tables.values():
                 table.remove_row(rid)
         self._columns.clear()
-        coming = [*((row.length, row.page_keys) for row in joining), *expected]
+        coming = [*((row.length, row.page_keys) for row in joining), *(expected or ())]
         self._trim(coming)
         if joining:
             self._add_rows(joining, coming)
@@ -179,6 +182,8 @@ class PagedDecodeBatch:
                 chosen = mx.array([*pages, *[0] * spare], dtype=mx.int32)
                 for _, pool in self._list_pools(window):
                     pool.select(chosen)
+                    # Now, as no step may follow for long: a lazy copy keeps all of the pool in memory.
+                    mx.async_eval(*pool.arrays)
 
     # -- the step ---------------------------------------------------------------------------------------
 

@@ -120,7 +120,10 @@ class DecodeBatch:
     # -- membership -------------------------------------------------------------------------------------
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
+        self,
+        keep: Collection[str],
+        joining: Sequence[JoiningRow],
+        expected: Sequence[ExpectedRow] | None = None,
     ) -> None:
         """Remove rows that are not in `keep`, add `joining`, and move rows that outgrew their group.
         `expected`: rows that will join later, so that buffers get space for them at once."""
@@ -132,7 +135,7 @@ class DecodeBatch:
         for row in joining:
             layers = [layer for layer in flatten_caches(row.cache) if get_kind(layer) is not LayerKind.STATE]
             entering.append((row.id, row.length, [layer_caches.read_keys_values(layer) for layer in layers]))
-        later = Counter(self.pick_bucket(row.length) for row in expected)
+        later = Counter(self.pick_bucket(row.length) for row in expected or ())
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
@@ -300,7 +303,10 @@ class RowByRowBatch:
         return [row.length + self._steps[rid] for rid, row in self._rows.items()]
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
+        self,
+        keep: Collection[str],
+        joining: Sequence[JoiningRow],
+        expected: Sequence[ExpectedRow] | None = None,
     ) -> None:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}

@@ -126,9 +126,9 @@ KEYS = (b"first", b"second", b"third")
 
 def test_rows_that_begin_alike_share_pages_until_the_last_one_leaves() -> None:
     table = make_table(pages=9)
-    assert table.count_missing([(2 * PAGE + 1, KEYS[:2]), (3 * PAGE + 1, KEYS)]) == 0
+    assert table.count_needed([(2 * PAGE + 1, KEYS[:2]), (3 * PAGE + 1, KEYS)]) == 3 + 2
     assert table.add_row("a", 2 * PAGE + 1, KEYS[:2]) == 0
-    assert table.count_missing([(3 * PAGE + 1, KEYS)] * 2) == 0
+    assert table.count_needed([(3 * PAGE + 1, KEYS)] * 2) == 1 + 2
     assert table.add_row("b", 3 * PAGE + 1, KEYS) == 2 * PAGE
     assert table.add_row("c", PAGE, KEYS[:1]) == PAGE  # nothing is its own
     assert table.used == 1 + 3 + 2 and table.shared_tokens == 3 * PAGE

@@ -291,22 +291,41 @@ def test_pools_keep_pages_for_rows_that_come(monkeypatch: pytest.MonkeyPatch) ->
     for turn in range(4):
         batch.update({"a"} if turn % 2 else {"a", "b"}, fill_together({"ab"[turn % 2]: [1, 2]}), expected)
     assert resized == [1]
-    batch.update({"a"}, ())
-    assert resized == [1, -1]
+    batch.update({"a", "b"}, fill_together({"b": [3] * (5 * PAGE)}))
+    assert resized == [1, -1], "what is left has pages for the row that joins"
+
+
+def test_a_pool_that_shrinks_gives_memory_back_without_a_further_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the last row leaves, and the engine is idle."""
+    monkeypatch.setattr(paged_batch, "FEW_PAGES", 1)
+    batch, cache = PagedDecodeBatch([KVCache()]), KVCache()
+    cache.update_and_fetch(*[mx.zeros((1, HEADS, 8 * PAGE, SIZE))] * 2)
+    batch.update({"a"}, [JoiningRow("a", 8 * PAGE, [cache])])
+    mx.eval(batch.forward(decode, mx.array([1]), batch.lengths))
+    mx.synchronize()
+    before, held = mx.get_active_memory(), sum(array.nbytes for array in batch._pools[0].arrays)
+    batch.update(set(), ())
+    mx.synchronize()
+    assert batch._tables[None].capacity == 1
+    assert mx.get_active_memory() <= before - held * 7 // 8
 
 
 def test_pages_that_are_known_are_not_written_again() -> None:
-    """Rows that were filled together may begin with the same pages."""
+    """Rows that were filled together may begin with the same pages. Here they have other tokens, so that
+    those that were written are seen."""
     prompt = [*range(PAGE), 1]
-    rows = [replace(row, page_keys=(b"key",)) for row in fill_together({"a": prompt, "b": prompt})]
+    filled = fill_together({"a": prompt, "b": [*range(1, PAGE + 1), 1]})
+    rows = [replace(row, page_keys=(b"key",)) for row in filled]
     batch = PagedDecodeBatch([KVCache(), KVCache()])
     batch.update({"a", "b"}, rows)
     assert batch.shared_tokens == PAGE
     first, second = batch.forward(decode, mx.array([3, 3]), batch.lengths)
     assert mx.array_equal(first, second).item()
     alone = PagedDecodeBatch([KVCache(), KVCache()])
-    alone.update({"b"}, [replace(rows[1], together=None, page_keys=())])
-    assert mx.array_equal(alone.forward(decode, mx.array([3]), alone.lengths)[0], second).item()
+    alone.update({"a"}, [replace(rows[0], together=None, page_keys=())])
+    assert mx.array_equal(alone.forward(decode, mx.array([3]), alone.lengths)[0], first).item()
 
 
 class Adder(nn.Module):
