@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mlxrun.cli import interrupts
-from tests.helpers.command_processes import run_program, start_program
+from tests.helpers.command_processes import is_asleep, run_program, start_program, wait_until
 
 PROGRAM = """
 import os, signal, sys, time
@@ -122,25 +122,8 @@ def start_hanging(
             process.send_signal(signal.SIGTERM)
             assert process.stdout.readline() == "stops\n"
         assert process.stdout.readline() == "hangs\n"
-        assert wait_until(lambda: is_asleep(process.pid))
+        wait_until(lambda: is_asleep(process.pid))
         yield process
-
-
-def is_asleep(pid: int) -> bool:
-    """Whether the process has waited for half a second, so that it does so in the lock."""
-    states = []
-    for _ in range(10):
-        found = run_program(["ps", "-o", "stat=", "-p", str(pid)], check=True)
-        states.append(found.stdout[:1])
-        time.sleep(0.05)
-    return set(states) == {"S"}
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return condition()
 
 
 def is_pending(pid: int, number: int) -> bool:
@@ -160,7 +143,7 @@ def test_the_second_signal_ends_what_waits_in_a_library(where: str, number: int,
     """Also one that keeps all Python waiting, as PyDLL does."""
     with start_hanging(where, library) as process:
         process.send_signal(number)
-        assert wait_until(lambda: not is_pending(process.pid, number))
+        wait_until(lambda: not is_pending(process.pid, number))
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(60) == -number
@@ -176,7 +159,7 @@ def test_the_second_signal_ends_what_waits_after_the_first(number: int) -> None:
                 process.send_signal(number)
             return process.poll() is not None
 
-        assert wait_until(ends)
+        wait_until(ends)
         assert process.returncode == -number
 
 
@@ -185,7 +168,7 @@ def test_the_twin_of_a_second_signal_waits_on(where: str) -> None:
     with start_hanging(where, twin=TWIN) as process:
         for _ in range(4):
             process.send_signal(signal.SIGTERM)
-            assert wait_until(lambda: not is_pending(process.pid, signal.SIGTERM))
+            wait_until(lambda: not is_pending(process.pid, signal.SIGTERM))
         assert process.poll() is None
 
 

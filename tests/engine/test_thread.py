@@ -117,10 +117,11 @@ async def test_a_message_is_seen_by_what_is_compared() -> None:
 
 async def test_an_idle_engine_prepares_for_requests() -> None:
     """Piece by piece: a request waits for one of them. Then the model is compared."""
-    prepared, go = list[int](), threading.Semaphore(0)
+    prepared, begun, go = list[int](), threading.Event(), threading.Semaphore(0)
 
     def prepare() -> Iterator[None]:
         for number in range(4):
+            begun.set()
             go.acquire(timeout=60)
             prepared.append(number)
             yield
@@ -131,6 +132,7 @@ async def test_an_idle_engine_prepares_for_requests() -> None:
     engine.recheck = cast(Recheck, check)
     client = await EngineClient.start_with(lambda: engine)
     try:
+        await until(begun.is_set)
         answer = asyncio.create_task(collect_events(client, make_request("a")))
         await asyncio.sleep(0.05)
         assert not answer.done()

@@ -120,6 +120,17 @@ def wait_until(condition: Callable[[], bool], describe: Callable[[], str] = str)
         time.sleep(0.01)
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of a process has waited for half a second, so that it waits for what comes
+    from outside. One that is not scheduled is not asleep."""
+    states = []
+    for _ in range(10):
+        found = run_program(["ps", "-o", "stat=", "-p", str(pid)], check=True)
+        states.append(found.stdout[:1])
+        time.sleep(0.05)
+    return set(states) == {"S"}
+
+
 @dataclass
 class RunningCommand:
     """`mlxrun serve`, which is ready. `folder` has its log."""

@@ -21,6 +21,7 @@ from tests.helpers.scorer_bombs import list_scorers, set_guard
 from tests.helpers.storm_counts import count, make_rng
 
 LINES = 40
+PART = 60  # tokens of a process that is killed, however late: five of them have not all of the job's
 Start = Callable[..., Any]
 
 
@@ -37,10 +38,10 @@ def make_lines() -> list[dict[str, Any]]:
     return [line for pair in zip(chats(LINES // 2), scored, strict=True) for line in pair]
 
 
-def run_job(job: Path, pause: float) -> None:
+def run_job(job: Path, pause: float, stop_after: int | None = None) -> None:
     """For a process of its own: a job whose scorers have little time."""
     set_guard(30.0)
-    run_in_process(job, pause, "input")
+    run_in_process(job, pause, "input", stop_after=stop_after)
 
 
 def finish(job: Path, start: Start) -> bytes:
@@ -70,7 +71,7 @@ def test_suspended_jobs(tmp_path: Path, start: Start, seed: int, night: int) -> 
     job = write_job(tmp_path, make_lines())
     paths = JobPaths(job)
     for _ in range(1 if seed == 0 else 5):
-        process = start(run_job, job, 0.02)
+        process = start(run_job, job, 0.02, PART)
         wait_until(lambda: paths.status.exists())
         suspend_often(process, rng, rng.randrange(1, 8))
         os.kill(process.pid, signal.SIGSTOP)

@@ -9,7 +9,6 @@ import pty
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +201,6 @@ def test_at_a_terminal(tmp_path: Path, end_by: signal.Signals | None) -> None:
             assert process.wait(60) == 0
         else:
             wait_for(">>> ", "")
-            time.sleep(1.0)  # until it waits for what is typed
             process.send_signal(end_by)
             wait_for("mlxrun: interrupted", "")
             assert process.wait(60) == 130

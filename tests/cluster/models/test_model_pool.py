@@ -262,9 +262,11 @@ async def use_one_and_wait_for_another(pool: ModelPool, done: asyncio.Event) -> 
 async def test_requests_that_leave_are_not_waited_for() -> None:
     models, done = FakeModels(), asyncio.Event()
     async with started(models) as pool:
+        pool.patience = 60.0
         busy, other = await use_one_and_wait_for_another(pool, done)
         other.cancel()
         await until(lambda: not pool.slots[1].waiting)
+        pool.patience = 0.0
         done.set()
         await busy
         await asyncio.sleep(0.2)

@@ -24,6 +24,11 @@ pytestmark = pytest.mark.thorough
 MODELS = "{chat: {path: embedded, memory: 600MB}, other: {path: embedded, memory: 600MB, names: [gpt]}}"
 # Lines of a batch wait for so long after the last request of the model that is loaded.
 IMPATIENT = "from mlxrun.cluster.models.model_pool import ModelPool; ModelPool.__init__.__defaults__ = (3.0,)"
+# What a key has used stays used, however long models take to load.
+STILL = (
+    "from mlxrun.server.http.key_limits import KeyLimits;"
+    "KeyLimits._clock = property(lambda self: lambda: 0.0, lambda self, clock: None)"
+)
 SMALL = (f"models={MODELS}", "scheduler.memory_limit=1GB", "engine.load_check=false")
 
 
@@ -225,7 +230,7 @@ def test_a_signal_changes_the_keys_of_loaded_models(tmp_path: Path) -> None:
     old, new, key = "sesame-old-0123456789", "sesame-new-0123456789", tmp_path / "key"
     key.write_text(old)
     limited = f"server.api_keys={{me: {{key: '${{file:{key}}}', requests_per_minute: 2}}}}"
-    with run_serve(tmp_path, *SMALL, limited) as server:
+    with run_serve(tmp_path, *SMALL, limited, before=STILL) as server:
 
         def ask(secret: str, model: str) -> int:
             request = urllib.request.Request(

@@ -77,6 +77,7 @@ async def test_other_settings_run_all_again_without_a_question(tmp_path: Path) -
 async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     """Without a signal: the next call goes on, in the middle of answers too, to the same bytes."""
     lines = chats(200)
+    lines[3] = chat("long", "a" * 100)  # whose answer has begun by then and not ended
     job = write_job(tmp_path, lines)
     client = FakeClient(FakeModelInfo())
     client.stop_after(100)

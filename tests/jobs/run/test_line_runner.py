@@ -17,6 +17,7 @@ from mlxrun.jobs.scoring.answer_values import SearchTimer
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.command_processes import PATIENCE
 from tests.helpers.raw_clients import until
+from tests.helpers.scorer_bombs import set_limits
 
 
 async def test_failed_lines_run_again_on_request_only(tmp_path: Path) -> None:
@@ -131,8 +132,11 @@ async def test_progress_is_never_older_than_a_second(tmp_path: Path) -> None:
     assert updates[:4] == [0, 0, 0, 0] and UPDATE_EVERY < 1
 
 
-async def test_a_slow_pattern_harms_its_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_pattern_harms_its_line_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It scores 0 after a second with a note and a warning; the next run does not search it again."""
+    set_limits(monkeypatch, PATIENCE)  # a busy machine gives little of the second, which is processor time
     slow = {"expected": "^(a|aa)+$", "match": "regex", "group": "slow"}
     quick = {"expected": "(a+)+$", "match": "regex", "group": "quick"}
     lines = [chat("slow", "a" * 200 + "!", slow), chat("quick", "a" * 40 + "!", quick), *chats(4)]

@@ -13,6 +13,7 @@ from mlxrun.jobs.scoring.line_scores import LineTries, match_limited, runs_long,
 from mlxrun.jobs.scoring.matching import match_answer
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded
 from mlxrun.jobs.scoring.verdict import Verdict
+from tests.helpers.command_processes import PATIENCE
 from tests.helpers.scorer_bombs import make_bomb_schema, set_limits
 
 
@@ -76,8 +77,9 @@ def test_a_bomb_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"(a|aa)+$", r"(?:a+a+)+b", r"(?:abcdefghij){e<=8}"])
-def test_patterns_that_backtrack(pattern: str) -> None:
+def test_patterns_that_backtrack(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have a limit of their own, whose note is the same as ever, and one try."""
+    set_limits(monkeypatch, PATIENCE)  # that limit is of processor time, of which a busy machine gives little
     note = "the pattern was searched for 1 s without a result"
     text = "a" * 50_000 + "c"
     assert score_response(read(expected=pattern, match="regex"), answer(text))["note"] == note

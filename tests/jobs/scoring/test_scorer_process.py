@@ -20,7 +20,7 @@ import pytest
 from mlxrun.core import child_memory
 from mlxrun.jobs.scoring import scorer_process
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
-from tests.helpers.command_processes import PATIENCE, run_program, start_program, wait_until
+from tests.helpers.command_processes import PATIENCE, is_asleep, run_program, start_program, wait_until
 
 LIMITS = ScorerLimits(30.0, 1_000_000_000)
 
@@ -201,7 +201,7 @@ def test_an_interrupt_kills_the_child() -> None:
     with start_program([sys.executable, "-c", INTERRUPTED_CODE], stdin=subprocess.PIPE) as parent:
         assert parent.stdout is not None and parent.stdin is not None
         pid = int(parent.stdout.readline())
-        time.sleep(0.3)
+        wait_until(lambda: is_asleep(parent.pid))
         parent.send_signal(signal.SIGINT)
         assert parent.stdout.readline() == "interrupted\n"
         wait_until(lambda: has_ended(pid))

@@ -141,7 +141,7 @@ async def test_a_client_that_takes_nothing_is_disconnected(monkeypatch: pytest.M
 
 async def test_a_client_that_takes_little_at_once_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: it takes longer than a connection may be idle."""
-    monkeypatch.setattr(lifecycle, "KEEPALIVE_SECONDS", 0.3)
+    monkeypatch.setattr(lifecycle, "KEEPALIVE_SECONDS", 1.0)
     async with run_server(surfaces=[LARGE]) as s:
         reader, writer = await _ask_much(s)
         taken = 0
@@ -149,7 +149,7 @@ async def test_a_client_that_takes_little_at_once_gets_all(monkeypatch: pytest.M
             part = await reader.read(1 << 21)
             assert part, "it was disconnected"
             taken += len(part)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.06)
         writer.close()
 
 

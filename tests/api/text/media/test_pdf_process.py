@@ -29,6 +29,7 @@ from tests.helpers.pdf_files import (
 )
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+PAGES = 20  # of a bomb, so that its child does not end before it is seen
 CATALOG = b"<< /Type /Catalog /Pages 2 0 R >>"
 # A standard security handler with a password that is not empty.
 ENCRYPTED = b"/ID [<00> <00>] /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <%b> /U <%b> >>" % (
@@ -109,11 +110,11 @@ def test_a_page_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         draw_pages(data, sizes, 72)
 
 
-def make_bomb() -> bytes:
-    """A PDF with a small stream that unpacks to 600 MB."""
+def make_bomb(pages: int = 1) -> bytes:
+    """A PDF with a small stream that unpacks to 600 MB, for each page again."""
     packer = zlib.compressobj(1)
     packed = b"".join([*(packer.compress(bytes(10**7)) for _ in range(60)), packer.flush()])
-    data = make_pages([stream(packed, packed=True)])
+    data = make_pages([stream(packed, packed=True), *[b"[4 0 R]"] * (pages - 1)])
     assert len(data) < 4_000_000
     return data
 
@@ -131,7 +132,7 @@ def test_a_page_that_takes_too_much_memory_where_the_kernel_has_no_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on macOS: the child is ended by its parent, and not by any other of its limits."""
-    start, data = media_process.start_module, make_bomb()
+    start, data = media_process.start_module, make_bomb(PAGES)
     ends: list[int] = []
 
     def start_without_limit(module: str, seconds: int, memory: int, *rest: Any, **options: Any) -> Any:
@@ -143,7 +144,7 @@ def test_a_page_that_takes_too_much_memory_where_the_kernel_has_no_limits(
     monkeypatch.setattr(child_memory, "has_kernel_limits", lambda: False)
     monkeypatch.setattr(child_memory, "INTERVAL", 0.02)
     monkeypatch.setattr(media_process, "start_module", start_without_limit)
-    sizes = measure_pages(data, 1, 72)
+    sizes = measure_pages(data, PAGES, 72)
     assert ends == []
     monkeypatch.setattr(pdf_process, "MEMORY", 200_000_000)
     with pytest.raises(MediaError, match=r"more than 0\.2 GB of memory"):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from mlxrun.api.text.media.pdf_process import draw_pages
-from mlxrun.cli.bench.serve import interactive
+from mlxrun.cli.bench.serve import interactive, long_prompt
 from mlxrun.cli.bench.serve.interactive import MEASURES, run_interactive_round
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, RoundResult, ServePlan
@@ -36,6 +37,19 @@ class Desk(Script):
         self.calls: Counter[str] = Counter()
         self.written = False  # the first delta of a short request beside a long one
         self.answered = asyncio.Event()  # it was read, and its time taken
+        self.over = asyncio.Event()  # the first long prompt
+        self.delays = self.begun = 0  # of the benchmark before a short request; long prompts that have come
+
+    async def sleep(self, seconds: float) -> None:
+        """In place of the benchmark's pauses, however slow the machine is: before a short request until the
+        server has the long prompt and was called beside it, between those calls until it is answered."""
+        await asyncio.sleep(0.001)
+        if seconds != interactive.DELAY:
+            await self.over.wait()
+            return
+        self.delays += 1
+        while not self.answered.is_set() and (self.begun < self.delays or min(self.calls.values()) < 2):
+            await asyncio.sleep(0.001)
 
     def read_clock(self) -> float:
         if self.written:
@@ -63,10 +77,12 @@ class Desk(Script):
         self.kinds.append(kind)
         if kind == self.full:
             self.answered.set()
+            self.over.set()
             return web.json_response({"error": {"message": "full"}}, status=429)
         response = web.StreamResponse()
         await response.prepare(request)
         self.long_prompts += is_long
+        self.begun += is_long
         try:
             if is_long and not self.late:
                 await self.answered.wait()
@@ -75,6 +91,8 @@ class Desk(Script):
             await response.write(chunk(**text("a")))
         finally:
             self.long_prompts -= is_long
+        if is_long:
+            self.over.set()
         await response.write(chunk(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1}))
         await response.write(b"data: [DONE]\n\n")
         if is_long:
@@ -83,7 +101,8 @@ class Desk(Script):
 
 
 async def round_of(script: Desk, monkeypatch: pytest.MonkeyPatch, size: PromptSize = SIZE) -> RoundResult:
-    monkeypatch.setattr(interactive, "DELAY", 0.2)
+    for module in (interactive, long_prompt):
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": script.sleep}))
     async with TestServer(script.app(), handler_cancellation=True) as server:
         target = Target("t", str(server.make_url("/v1")), "tiny")
         plan = ServePlan((target,), ("interactive",), size, 1, LoadPattern(1))
@@ -137,7 +156,6 @@ async def test_the_long_prompt_may_be_a_pdf(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_what_fails_leaves_no_numbers(
     options: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interactive, "DELAY", 0.05)
     script = Desk(**options)
     found = await round_of(script, monkeypatch)
     assert found.errors[0].startswith(error)
