@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from functools import partial
 from mlxrun.config.settings import Config
 
 _JOIN_SECONDS = 10.0  # that the engine may take to end
+_WAIT_SECONDS = 0.2  # after which a signal is noticed that came just before a wait, and ended none
 # The URL, and what ends the server. RuntimeError if it has ended.
 Running = tuple[str, Callable[[], object]]
 
@@ -29,7 +30,9 @@ def run_local_server(config: Config) -> Iterator[str]:
     run = partial(_run, replace(config, server=server, apis=apis), started)
     thread = threading.Thread(target=run, name="mlxrun-chat-server", daemon=True)
     thread.start()
-    url, stop = started.result()  # Ctrl-C ends the command at once: nothing is there that must be flushed
+    while not started.done():  # Ctrl-C ends the command at once: nothing is there that must be flushed
+        wait([started], _WAIT_SECONDS)
+    url, stop = started.result()
     try:
         yield url
     finally:

@@ -47,6 +47,7 @@ def test_blas_is_described_by_what_determines_its_results(monkeypatch: pytest.Mo
             self.openblas_get_num_threads = lambda: 8
 
     monkeypatch.setattr(blas, "find_loaded_blas", lambda: None)
+    monkeypatch.setattr(blas, "_HELD", blas._HeldThreads())  # engines of other tests may still follow
     assert blas.describe_blas() == {"blas": None}
     monkeypatch.setattr(blas, "find_loaded_blas", lambda: "/usr/lib/libopenblasp-r0.3.so")
     monkeypatch.setattr("ctypes.CDLL", Library)
