@@ -284,7 +284,8 @@ def main(channel: socket.socket, memory: int) -> None:
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        channel.sendall(SIZE.pack(len(reply)) + reply)
+        with contextlib.suppress(OSError):  # the parent has gone, and `_read` ends what was started
+            channel.sendall(SIZE.pack(len(reply)) + reply)
 
 
 def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[float, bytes]]) -> None:

@@ -186,10 +186,24 @@ def test_what_a_child_starts_in_another_session_ends_with_it(tmp_path: Path, exi
     wait_until(lambda: has_ended(pid))
 
 
+# Returns once the parent has gone, which the thread that reads notices late.
+LATE = """
+import os, sys, time
+child, parent = sys.modules["__main__"], os.getppid()
+child.end_marked = lambda mark, end=child.end_marked, wait=time.sleep: (wait(1), end(mark))
+{daemon}
+while os.getppid() == parent: time.sleep(0.01)
+"""
+
+
 @needs_proc
-def test_it_ends_with_the_parent_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_it_ends_with_the_parent_too(tmp_path: Path, late: bool) -> None:
+    """Also where the reply finds nobody before the end of the requests is seen."""
     path = tmp_path / "pid"
-    code = CODE.replace("print(", f"pool.call('builtins:exec', {DAEMON.format(path=str(path))!r})\nprint(")
+    daemon = DAEMON.format(path=str(path))
+    daemon = LATE.format(daemon=daemon) if late else daemon
+    code = CODE.replace("print(", f"pool.call('builtins:exec', {daemon!r})\nprint(")
     with start_program([sys.executable, "-c", code]) as parent:
         pid = read_pid(path)
         parent.send_signal(signal.SIGKILL)
