@@ -22,10 +22,11 @@ _ARRAYS = ("weight", "scales", "biases", "bias")  # all have the outputs on thei
 def can_join(layers: Sequence[Any]) -> bool:
     """Whether these are linear layers of one form, plain or quantized."""
     known = all(is_plain_linear(layer) or is_quantized_linear(layer) for layer in layers)
-    return known and len({_describe_form(layer) for layer in layers}) == 1
+    return known and len({describe_form(layer) for layer in layers}) == 1
 
 
-def _describe_form(layer: Any) -> tuple[Any, ...]:
+def describe_form(layer: Any) -> tuple[Any, ...]:
+    """What layers must have in common to be joined. Those of other kinds differ by their classes."""
     arrays = [(name, layer[name].dtype, layer[name].shape[1:]) for name in _ARRAYS if name in layer]
     others = tuple(getattr(layer, name, None) for name in ("bits", "group_size", "mode"))
     return (type(layer), repr(arrays), *others)

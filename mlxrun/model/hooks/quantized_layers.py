@@ -180,7 +180,7 @@ def use_row_products(model: nn.Module) -> Iterator[None]:
     kernel of skinny_gemm.py if it serves them, else as the library does."""
     with keep_methods(model):
         for module in list_routed(model):
-            if module.table.choose(1) != "packed" or not can_multiply_packed(module, module["scales"].dtype):
+            if not is_packed(module, 1, module["scales"].dtype):
                 module.table = MethodTable()
         yield
 
@@ -201,7 +201,11 @@ def keep_methods(model: nn.Module) -> Iterator[None]:
 
 def is_packed(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
     """Whether a layer with a table multiplies so many rows of this type by the kernel of skinny_gemm.py."""
-    return layer.table.choose(rows) == "packed" and rows <= MOST_ROWS and can_multiply_packed(layer, dtype)
+    return layer.table.choose(rows) == "packed" and _fits_kernel(layer, rows, dtype)
+
+
+def _fits_kernel(layer: Any, rows: int, dtype: mx.Dtype) -> bool:
+    return rows <= MOST_ROWS and can_multiply_packed(layer, dtype)
 
 
 def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
@@ -211,7 +215,7 @@ def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
         weight = dequantize_weight(layer, x.dtype)
         return record_product(x @ weight.T, count_weights(layer))
     if method == "packed":
-        if rows <= MOST_ROWS and can_multiply_packed(layer, x.dtype):
+        if _fits_kernel(layer, rows, x.dtype):
             return multiply_few_rows(layer, x)
         method = "library" if rows < FLAT_ROWS else "flat"
     if method == "library":

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
+from mlxrun.model.fused.joined_layers import describe_form
 from mlxrun.model.fused.operations import (
     ARRAYS,
     HeadRule,
@@ -63,15 +64,12 @@ def _describe_kind(layer: FusedLayer) -> tuple[object, ...]:
     norms = heads.norms and tuple(norm.eps for norm in heads.norms)
     rotary = heads.rotary and replace(heads.rotary, frequencies=None)
     form = (heads.heads, heads.kv_heads, heads.size, norms, rotary, layer.second.weight.dtype)
-    products = [_describe_weight(product) for product in (gated and gated.layer, layer.output, layer.middle)]
+    products = (
+        gated and describe_form(gated.layer),
+        describe_form(layer.output),
+        describe_form(layer.middle),
+    )
     return (*form, layer.second.weight.size, layer.second.eps, gated and gated.outputs, *products)
-
-
-def _describe_weight(product: Any) -> tuple[object, ...] | None:
-    """The form of a linear layer's weight; None for another part."""
-    if not isinstance(product, nn.Module) or "weight" not in product:
-        return None
-    return (product["weight"].dtype, getattr(product, "bits", None), getattr(product, "group_size", None))
 
 
 def _list_operations(layer: FusedLayer) -> Iterator[Operation]:
