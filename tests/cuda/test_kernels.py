@@ -13,13 +13,14 @@ from mlxrun.model.fused.operations import KERNELS, NormRule
 from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.hooks.skinny_gemm import multiply_few_rows
 from mlxrun.model.kernels import kernel_source
-from mlxrun.model.kernels.kept_kernels import CompileError, find_nvrtc
+from mlxrun.model.kernels.kept_kernels import RESIDENT_BLOCKS, CompileError, find_nvrtc
 from tests.cuda.compiler import Recorder, measure_text
 from tests.helpers.custom_kernels import use_maker
 from tests.metal.attention_cases import Case, make_attention
 from tests.metal.layer_cases import HEADS
 
 TYPES = {mx.float16: "sm_80", mx.bfloat16: "sm_90a", mx.float32: "sm_90a"}  # for an A100, and an H200
+FEW_SPILLED = 32  # bytes
 CASES = [
     Case(16, 8, 128, 128, mx.bfloat16, joined=True),
     Case(32, 8, 128, 128, mx.float16, window=200, sinks=True),
@@ -39,13 +40,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def find_spills(recorder: Recorder, architecture: str) -> list[str]:
-    """The kernels that keep numbers in memory for want of registers. CompileError if one does not compile."""
+    """The kernels that keep numbers in memory for want of registers. CompileError if one does not compile. If
+    several blocks share a processor, each has fewer registers, and may lack a few."""
     texts = [(name, text) for name, made in recorder.texts.items() for text in dict.fromkeys(made)]
     assert texts
     return [
         f"{name}: {compiled}"
         for name, text in texts
-        if (compiled := measure_text(text, architecture)).spilled
+        if (compiled := measure_text(text, architecture)).spilled > (RESIDENT_BLOCKS in text) * FEW_SPILLED
     ]
 
 
@@ -92,9 +94,8 @@ def test_products(bits: int, dtype: mx.Dtype, recorder: Recorder) -> None:
         x = mx.zeros((rows, 1, 1024), dtype)
         for outputs in (1024, 65536):
             multiply_few_rows(make_weights(bits, outputs, dtype), x)
-        if bits == 16:
-            multiply_few_rows(make_weights(bits, 6144, dtype), x, gated=True)
-            multiply_few_rows(make_weights(bits, 1024, dtype), x, added=mx.zeros((rows, 1, 1024), dtype))
+        multiply_few_rows(make_weights(bits, 6144, dtype), x, gated=True)
+        multiply_few_rows(make_weights(bits, 1024, dtype), x, added=mx.zeros((rows, 1, 1024), dtype))
     assert find_spills(recorder, TYPES[dtype]) == []
 
 

@@ -122,6 +122,19 @@ def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
         assert mx.array_equal(found[5:6], alone).item(), rows
 
 
+@pytest.mark.parametrize("form", ["4 bit", "8 bit"])
+def test_a_weight_of_many_outputs_has_blocks_of_few_warps(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many for each number of rows, since another number sums in another order."""
+    layer = make_layer(form, mx.bfloat16, 19, 24)
+    x = make_random((max(KERNELS), count_inputs(layer)), 2, mx.bfloat16)
+    monkeypatch.setattr(skinny_gemm, "MANY_OUTPUTS", 24)
+    expected = multiply_few_rows(layer, x)
+    assert find_difference(layer, x, expected) < 4 * ROUNDING[mx.bfloat16]
+    for rows in (1, *KERNELS):
+        assert mx.array_equal(multiply_few_rows(layer, x[:rows]), expected[:rows]).item(), rows
+    assert find_gate_problem(mx.bfloat16, 11, form) == ""
+
+
 @pytest.mark.parametrize("form", ["4 bit", "plain"])
 def test_rows_of_any_shape_have_the_same_bits(form: str) -> None:
     layer = make_layer(form, mx.bfloat16, 2, 24)
@@ -187,7 +200,7 @@ def test_a_sum_in_the_product_has_the_bits_of_one_behind_it(form: str, dtype: mx
 @pytest.mark.parametrize(
     "old, new",
     [
-        ("float(added[at]) + float(number)", "float(added[at]) + totals[0][output][row]"),
+        ("float(added[at]) + float(number)", "float(added[at]) + totals[0][output][held]"),
         ("added[at]", "added[i]"),
     ],
 )
@@ -199,12 +212,12 @@ def test_a_planted_mistake_of_the_sum_is_found(old: str, new: str, monkeypatch: 
 
 
 GATED_MISTAKES = {
-    "the gate is not rounded": ("gate = float(T(totals[0][output][row]))", "gate = totals[0][output][row]"),
+    "the gate is not rounded": ("gate = float(T(totals[0][output][held]))", "gate = totals[0][output][held]"),
     "up is not rounded": (
-        "up = float(T(totals[0][16 * own + output][row]))",
-        "up = totals[0][16 * own + output][row]",
+        "up = float(T(totals[0][16 * own + output][held]))",
+        "up = totals[0][16 * own + output][held]",
     ),
-    "the gate for up": ("totals[0][16 * own + output][row]", "totals[0][output][row]"),
+    "the gate for up": ("totals[0][16 * own + output][held]", "totals[0][output][held]"),
     "up of the next tile": ("tile / own * outputs + output", "tile / own * (outputs - 16) + output"),
     "all tiles from the gate": ("tile / own * outputs + output", "output"),
     "outputs that no block has": ("- SPARE", "+ SPARE"),
@@ -221,7 +234,7 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
     wrong = skinny_gemm.compile_kernel("metal", ("weight",), True)
     kernels = {False: plain, True: wrong}
-    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated, adds: kernels[gated])
+    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated, adds, warps: kernels[gated])
     try:
         assert any(find_gate_problem(dtype, 11) for dtype in HALVES)
     except EmulatorError:
@@ -239,6 +252,7 @@ MISTAKES = {
     "another pair of the word": ("2 * turn + i / 2 :", "2 * turn + 1 - i / 2 :"),
     "half of the warps are not added": ("most = WARPS / 2; most > 0", "most = WARPS / 4; most > 0"),
     "no barrier": ("      BARRIER;\n    }", "    }"),
+    "a row has another place in the sum": ("const int held = row ^", "const int held = row +"),
     "beyond the outputs": (
         "MIN(first + tile % own * 16 + side * 8 + place, outputs - 1)",
         "first + tile % own * 16 + place",

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.kernels import kernel_source
+from mlxrun.model.kernels.kept_kernels import RESIDENT_BLOCKS
 from mlxrun.model.kernels.kernel_source import make_kernel
 from mlxrun.model.machine.device import get_backend
 
@@ -24,7 +25,9 @@ LIGHT_ROWS, LIGHT_BLOCKS = 8, 512  # the same where a processor has several: of 
 READ_TILES = 4
 MOST_ROWS = max(KERNELS)
 BITS, GROUPS = (4, 8), (32, 64, 128)
-WARPS = 8  # of a block; another number would sum in another order
+# Of a block; another number would sum in another order, so only the weight may choose. Of many outputs there
+# are enough blocks that three of few warps share a processor, and wait less for memory.
+WARPS, FEW_WARPS, MANY_OUTPUTS = 8, 4, 24576
 
 
 def can_multiply_packed(layer: Any, dtype: mx.Dtype) -> bool:
@@ -66,21 +69,26 @@ def multiply_few_rows(
     while tiles > 1 + gated and outputs < least * 16 * tiles // (1 + gated):
         tiles //= 2
     own = tiles // (1 + gated) * 16  # outputs of a block
-    blocks = -(-outputs // own)
+    blocks, warps = -(-outputs // own), _choose_warps(layer)
     bits = layer.bits if quantized else 16
-    numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
+    numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": warps}
     numbers |= {"GROUP": layer.group_size if quantized else 0, "SPARE": blocks * own - outputs}
     numbers |= {"AHEAD": 1 if quantized else READ_TILES // tiles}
     names = ("weight", "scales", "biases") if quantized else ("weight",)
-    y: mx.array = compile_kernel(get_backend(), names, gated, added is not None)(
+    y: mx.array = compile_kernel(get_backend(), names, gated, added is not None, warps)(
         inputs=[x, *(layer[name] for name in names), *([] if added is None else [added])],
         template=[("T", x.dtype), *numbers.items()],
-        grid=(blocks * WARPS * 32, 1, 1),
-        threadgroup=(WARPS * 32, 1, 1),
+        grid=(blocks * warps * 32, 1, 1),
+        threadgroup=(warps * 32, 1, 1),
         output_shapes=[shape],
         output_dtypes=[x.dtype],
     )[0]
     return y
+
+
+def _choose_warps(layer: Any) -> int:
+    """The warps of a block."""
+    return FEW_WARPS if "scales" in layer and layer["weight"].shape[0] >= MANY_OUTPUTS else WARPS
 
 
 def multiply_evenly(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
@@ -99,11 +107,15 @@ def multiply_evenly(layer: Any, x: mx.array, gated: bool = False, added: mx.arra
 
 
 @lru_cache(maxsize=16)
-def compile_kernel(backend: str, names: tuple[str, ...], gated: bool, adds: bool = False) -> Any:
+def compile_kernel(
+    backend: str, names: tuple[str, ...], gated: bool, adds: bool = False, warps: int = WARPS
+) -> Any:
     """The kernel for a weight of these arrays. It is compiled for each form of weights."""
     quantized = len(names) > 1
     form = ("quantized" if quantized else "plain") + "_gated" * gated + "_added" * adds
     header = f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n"
     header += f"#define GATED {gated:d}\n#define ADDED {adds:d}\n"
+    if warps == FEW_WARPS:
+        header += f"#define {RESIDENT_BLOCKS} 3\n"
     inputs = ["x", *names, *["added"] * adds]
     return make_kernel(backend, f"skinny_gemm_{form}", inputs, ["y"], kernel_source.SKINNY_GEMM, header)

@@ -5,7 +5,7 @@
 #define threadgroups_per_grid gridDim
 #define DEVICE
 #define UNROLLED _Pragma("unroll")
-#define SHARED __shared__
+#define SHARED __shared__ __align__(16)
 #define BARRIER __syncthreads()
 #define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
 #define EXP(x) __expf(x)

@@ -40,3 +40,10 @@ __device__ unsigned widen<__nv_bfloat16, 8>(unsigned word, int i, unsigned scale
   }
 MULTIPLY(__nv_bfloat16, "bf16")
 MULTIPLY(__half, "f16")
+// Two numbers that begin at `i` of one array and at `j` of the other. Those of the shared memory move together.
+#define STORE_PAIR(to, i, from, j) *(float2*)&(to)[i] = make_float2((from)[j], (from)[(j) + 1])
+#define ADD_PAIR(to, i, from, j)                        \
+  {                                                     \
+    const float2 pair = *(const float2*)&(from)[j];     \
+    (to)[i] += pair.x, (to)[(i) + 1] += pair.y;         \
+  }

@@ -28,3 +28,5 @@ void multiply_tile(const device T*, int lane, thread float* c, const thread uint
         }
       }
 }
+#define STORE_PAIR(to, i, from, j) (to)[i] = (from)[j], (to)[(i) + 1] = (from)[(j) + 1]
+#define ADD_PAIR(to, i, from, j) (to)[i] += (from)[j], (to)[(i) + 1] += (from)[(j) + 1]

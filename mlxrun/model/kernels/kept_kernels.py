@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import struct
 import tempfile
@@ -38,6 +39,7 @@ struct Shape { int numbers[10]; __device__ int operator[](int i) const { return 
 using int32_t = int;
 using uint32_t = unsigned;
 """
+RESIDENT_BLOCKS = "RESIDENT_BLOCKS"  # a macro of a header: blocks that a processor has registers for
 # How MLX names a type in code, and in the name of a kernel.
 _TYPES = {
     mx.float32: ("float", "float"),
@@ -152,7 +154,11 @@ def write_text(given: Mapping[str, Any], call: Mapping[str, Any], for_mlx: bool 
     arguments += [f"{_TYPES[dtype][0]}* {name}" for name, dtype in outputs]
     constants = "".join(_write_constant(*constant) for constant in call["template"])
     joined = ",\n    ".join(arguments)
-    body = f"__global__ void {name_kernel(given, call)}(\n    {joined}) {{\n{constants}\n{source}\n}}\n"
+    bounds = ""
+    if RESIDENT_BLOCKS in given["header"] and not for_mlx:
+        bounds = f"__launch_bounds__({math.prod(call['threadgroup'])}, {RESIDENT_BLOCKS}) "
+    name = name_kernel(given, call)
+    body = f"__global__ void {bounds}{name}(\n    {joined}) {{\n{constants}\n{source}\n}}\n"
     if not for_mlx:
         return f'{_HEAD}{given["header"]}\nextern "C" {body}'
     before = "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n"

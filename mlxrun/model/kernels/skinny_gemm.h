@@ -96,8 +96,10 @@
       }
     }
   }
-  // One half of the warps adds what the other has, until the first has all.
+  // One half of the warps adds what the other has, until the first has all. The columns of neighbouring outputs change
+  // places, so that the threads of a warp use different banks of the shared memory.
   SHARED float totals[WARPS / 2][TILES * 16][COLUMNS * 8];
+  const int period = 4 / MIN(COLUMNS, 4);  // of outputs whose columns have the same places
   for (int most = WARPS / 2; most > 0; most /= 2) {
     UNROLLED
     for (int turn = 0; turn < 2; turn++) {
@@ -105,23 +107,25 @@
       UNROLLED
       for (int tile = 0; tile < TILES; tile++)
         for (int column = 0; column < COLUMNS; column++)
-          for (int e = 0; e < 4; e++) {
-            const int output = tile * 16 + e / 2 * 8 + place, row = column * 8 + part * 2 + e % 2;
-            if (gives) totals[warp - most][output][row] = sums[tile][column][e];
-            if (takes) sums[tile][column][e] += totals[warp][output][row];
-            if (takes && most == 1) totals[0][output][row] = sums[tile][column][e];
+          for (int side = 0; side < 2; side++) {
+            const int output = tile * 16 + side * 8 + place;
+            const int row = (column ^ (place / period % COLUMNS)) * 8 + part * 2;
+            if (gives) STORE_PAIR(totals[warp - most][output], row, sums[tile][column], side * 2);
+            if (takes) ADD_PAIR(sums[tile][column], side * 2, totals[warp][output], row);
+            if (takes && most == 1) STORE_PAIR(totals[0][output], row, sums[tile][column], side * 2);
           }
       BARRIER;
     }
   }
   for (int i = THREAD; i < rows * 16 * own; i += 32 * WARPS) {
     const int output = i % (16 * own), row = i / (16 * own);
+    const int held = row ^ (output % 8 / period % COLUMNS * 8);
     if (first + output >= outputs) continue;
 #if GATED
-    const float gate = float(T(totals[0][output][row])), up = float(T(totals[0][16 * own + output][row]));
+    const float gate = float(T(totals[0][output][held])), up = float(T(totals[0][16 * own + output][held]));
 #include "silu.h"
 #else
-    const T number = T(totals[0][output][row]);
+    const T number = T(totals[0][output][held]);
 #endif
     const long at = (long)row * outputs + first + output;
 #if ADDED
