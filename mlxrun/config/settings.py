@@ -110,8 +110,8 @@ class SchedulerSettings:
     """Maximum number of prompt tokens in a step while no row decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
     """The same while rows decode, which limits the time between their tokens. If more prompts wait than rows
-    decode, it is raised in proportion, up to prefill_budget. null: 2048 on CUDA, 512 on Metal; 256 on a CPU,
-    and fewer towards the end of a long prompt; at most one chunk."""
+    decode, it is raised in proportion, up to prefill_budget. null: 512 on Metal; 2048 on CUDA and 256 on a
+    CPU, and fewer towards the end of a long prompt; at most one chunk."""
     step_ms: Annotated[int | None, Range(0, 60_000)] = None
     """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
     It takes 64 tokens at least. While nothing else runs or waits, steps of a prompt take a quarter of that

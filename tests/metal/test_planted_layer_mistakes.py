@@ -86,8 +86,13 @@ MISTAKES = {
         "const float value = float(kept[turn].x[i]);",
         "const float value = 1.01f * (float(one.x[i]) + float(two.x[i]));",
     ),
-    "silu of the other half": Mistake("GATE", "row * 2 * SIZE + at]", "row * 2 * SIZE + (at + 1) % SIZE]"),
-    "up of another row": Mistake("GATE", "row * 2 * SIZE + SIZE + at]", "SIZE + at]"),
+    "silu of the other half": Mistake("GATE", "row * 2 * SIZE + at)", "row * 2 * SIZE + (at + WIDE) % SIZE)"),
+    "up of another row": Mistake("GATE", "row * 2 * SIZE + SIZE + at)", "SIZE + at)"),
+    "one number of several": Mistake("GATE", "float(ups.x[i])", "float(ups.x[0])"),
+    "heads that there are not": Mistake(
+        "TURN", "if (head >= HEADS + 2 * KV_HEADS) return;", "", "outside of a buffer", "traditional"
+    ),
+    "heads of the first block": Mistake("TURN", "BLOCK_Y * TEAMS + THREAD / 32", "THREAD / 32", "differs"),
     "the sign of the gate": Mistake("GATE", "gate < 0 ? part", "gate > 0 ? part"),
     "silu rounded once": Mistake(
         "GATE", "T(float(T(gate * sigmoid)) * up)", "T(gate * sigmoid * up)", "of the"

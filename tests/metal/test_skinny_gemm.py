@@ -234,7 +234,9 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
     wrong = skinny_gemm.compile_kernel("metal", ("weight",), True)
     kernels = {False: plain, True: wrong}
-    monkeypatch.setattr(skinny_gemm, "compile_kernel", lambda backend, names, gated, adds, warps: kernels[gated])
+    monkeypatch.setattr(
+        skinny_gemm, "compile_kernel", lambda backend, names, gated, adds, warps: kernels[gated]
+    )
     try:
         assert any(find_gate_problem(dtype, 11) for dtype in HALVES)
     except EmulatorError:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxrun.core.step_plan import StepPlan
+from mlxrun.core.step_plan import StepCosts, StepPlan
 
 NEWEST_WEIGHT = 0.5  # of the newest step in averages
 DECAY = 0.6  # of what earlier steps add to a pace, at each further step
 IMAGE_SHARE = 0.25  # of the time of a step, for images
-LONE_TOKENS = 128  # fewer in a step take more processor time for each
 MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
 
 
@@ -53,9 +52,8 @@ class PrefillPace:
     """Estimates how many prompt tokens fit in a step.
 
     `step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured; `min_tokens`:
-    the smallest limit. `least`: see fit_chunks. It is below 1 where launches bound a forward. There halves
+    the smallest limit. `costs`: its `least_fitting` is below 1 where launches bound a forward. There halves
     take nearly as long as whole chunks, and their slow pace would prevent whole chunks for good.
-    `lone_share`: see StepCosts.
 
     The time between two returns of the runner belongs to one of two steps. On CPUs prompts are computed while
     their graph is built, so it is the step that was given. On GPUs it is the step before, which the runner
@@ -63,10 +61,8 @@ class PrefillPace:
     takes two returns, the second one of an empty step.
     """
 
-    def __init__(
-        self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0, lone_share: float = 1.0
-    ) -> None:
-        self._least, self._lone_share = least, lone_share
+    def __init__(self, step_ms: int, chunk: int, min_tokens: int, costs: StepCosts) -> None:
+        self._costs = costs
         self._seconds = step_ms / 1000
         self._chunk = chunk
         self._min_tokens = min_tokens
@@ -113,13 +109,12 @@ class PrefillPace:
             return budget
         usual = self._count_fitting(self._seconds, decoding)
         if lone:
-            usual = min(
-                usual, max(self._count_fitting(self._seconds * self._lone_share, decoding), LONE_TOKENS)
-            )
+            share = self._count_fitting(self._seconds * self._costs.lone_share, decoding)
+            usual = min(usual, max(share, self._costs.lone_tokens))
         return min(budget, usual)
 
     def _count_fitting(self, seconds: float, decoding: bool) -> int:
         pace = self._compute_pace()
         spare = max(seconds - (self._decode_seconds if decoding else 0.0), seconds / 4)
         most = float(self._chunk) if pace is None else pace * spare
-        return max(fit_chunks(most, self._chunk, self._least), self._min_tokens)
+        return max(fit_chunks(most, self._chunk, self._costs.least_fitting), self._min_tokens)

@@ -53,9 +53,7 @@ class TokenBudget:
         self.costs = costs
         self.texts = TextMemory()  # what shares the memory with rows
         self.shared_tokens = 0  # of decoding rows, in memory that another row counts
-        self.pace = PrefillPace(
-            settings.step_ms or 0, chunk, min_chunk, costs.least_fitting, costs.lone_share
-        )
+        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether a request fits beside the running ones. `use_cache`: see fits_memory."""

@@ -23,6 +23,7 @@ from mlxrun.model.machine.device import get_backend, uses_gpu
 MAX_THREADS = {"cuda": 1024, "metal": 512}  # of a block
 WIDE = 4  # numbers that a thread reads at once
 GATE_THREADS = 256
+TEAMS = 4  # heads of a block: many small blocks would wait for their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,13 @@ class KernelOperations:
             "PAIRS": -(-rule.size // 64),
             "TURNED": 0 if rotary is None else rotary.turned,
             "TRADITIONAL": int(rotary is not None and rotary.traditional),
+            "TEAMS": TEAMS,
         }
         queries, written = kernel(
             inputs=arrays,
             template=[("T", product.dtype), *numbers.items()],
-            grid=(rows * tokens * 32, rule.heads + 2 * rule.kv_heads, 1),
-            threadgroup=(32, 1, 1),
+            grid=(rows * tokens * TEAMS * 32, -(-(rule.heads + 2 * rule.kv_heads) // TEAMS), 1),
+            threadgroup=(TEAMS * 32, 1, 1),
             output_shapes=[
                 (rows, rule.heads, tokens, rule.size),
                 (2 * rows, rule.kv_heads, *([] if tokens == 1 else [tokens]), rule.size),
@@ -164,10 +166,12 @@ class KernelOperations:
 
     def gate(self, product: mx.array) -> mx.array:
         size, rows = product.shape[-1] // 2, product.size // product.shape[-1]
+        wide = 1 if size % WIDE else WIDE
+        numbers = {"SIZE": size, "THREADS": GATE_THREADS, "WIDE": wide}
         gated: mx.array = _compile("gate", ("product",), ("gated",), {})(
             inputs=[product],
-            template=[("T", product.dtype), ("SIZE", size), ("THREADS", GATE_THREADS)],
-            grid=(rows * GATE_THREADS, -(-size // GATE_THREADS), 1),
+            template=[("T", product.dtype), *numbers.items()],
+            grid=(rows * GATE_THREADS, -(-size // (GATE_THREADS * wide)), 1),
             threadgroup=(GATE_THREADS, 1, 1),
             output_shapes=[(*product.shape[:-1], size)],
             output_dtypes=[product.dtype],

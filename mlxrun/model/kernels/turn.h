@@ -1,15 +1,16 @@
-// A block of 32 threads has a head of a token. Inputs: product [rows, n, (HEADS + 2 * KV_HEADS) * SIZE] of queries, keys
+// A block has as many heads of a token as it has times 32 threads. Inputs: product [rows, n, (HEADS + 2 * KV_HEADS) * SIZE] of queries, keys
 // and values; query_weight and key_weight [SIZE] of their norms; frequencies [TURNED / 2]; offsets int32 [rows * n].
 // Outputs: queries [rows, HEADS, n, SIZE]; written [2 * rows, KV_HEADS, n, SIZE], keys before values. The first TURNED
 // numbers of a head are rotated in pairs, of neighbours or of the two halves.
-  const int token = BLOCK_X, head = BLOCK_Y, rows = product_shape[0], tokens = product_shape[1];
+  const int token = BLOCK_X, head = BLOCK_Y * TEAMS + THREAD / 32, lane = THREAD % 32, rows = product_shape[0], tokens = product_shape[1];
   const int row = token / tokens, place = token % tokens;
   const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
   const long from = ((long)token * (HEADS + 2 * KV_HEADS) + head) * SIZE;
+  if (head >= HEADS + 2 * KV_HEADS) return;
   float first[PAIRS], second[PAIRS], total = 0;
   UNROLLED
   for (int n = 0; n < PAIRS; n++) {
-    const int pair = n * 32 + THREAD;
+    const int pair = n * 32 + lane;
     first[n] = second[n] = 0;
     if (pair < SIZE / 2) {
       const bool halves = !TRADITIONAL && pair < TURNED / 2;
@@ -24,7 +25,7 @@
 #endif
   UNROLLED
   for (int n = 0; n < PAIRS; n++) {
-    const int pair = n * 32 + THREAD;
+    const int pair = n * 32 + lane;
     if (pair >= SIZE / 2) continue;
     const bool halves = !TRADITIONAL && pair < TURNED / 2;
     const int at = halves ? pair : 2 * pair, other = halves ? pair + TURNED / 2 : 2 * pair + 1;

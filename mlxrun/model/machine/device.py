@@ -35,7 +35,14 @@ WARM_SIZE, WARM_SECONDS = 1024, 0.2
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
 CUDA_STEP_COSTS = StepCosts(
-    512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75, lone_share=0.3
+    512,
+    waiting_weight=4,
+    deep_prompt=8192,
+    few_lengths=True,
+    min_chunk=512,
+    least_fitting=0.75,
+    lone_share=0.2,
+    lone_tokens=2048,
 )
 # A deep prompt's chunk costs about as much as a step of 16 rows.
 CPU_STEP_COSTS = StepCosts(deep_prompt=384, lone_share=0.25)
@@ -73,9 +80,8 @@ def uses_cuda() -> bool:
 
 def choose_step_costs(config: Config) -> StepCosts:
     """The scheduler's costs on this device. A configured `prefill_budget_busy` is not adapted."""
-    if uses_gpu():
-        return CUDA_STEP_COSTS if uses_cuda() else StepCosts()
-    return replace(CPU_STEP_COSTS, deep_prompt=0) if config.scheduler.prefill_budget_busy else CPU_STEP_COSTS
+    costs = {"cpu": CPU_STEP_COSTS, "cuda": CUDA_STEP_COSTS, "metal": StepCosts()}[get_backend()]
+    return replace(costs, deep_prompt=0) if config.scheduler.prefill_budget_busy else costs
 
 
 def resolve_config(config: Config) -> Config:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.core.step_plan import PrefillChunk, StepPlan
+from mlxrun.core.step_plan import PrefillChunk, StepCosts, StepPlan
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 
 
@@ -16,7 +16,7 @@ def plan(tokens: int, *decode: str) -> StepPlan:
 
 
 def make_pace(**options: Any) -> PrefillPace:
-    return PrefillPace(**{"step_ms": 200, "chunk": 512, "min_tokens": 64} | options)
+    return PrefillPace(**{"step_ms": 200, "chunk": 512, "min_tokens": 64, "costs": StepCosts()} | options)
 
 
 def record_all(pace: PrefillPace, *steps: tuple[StepPlan, float], times: int = 1) -> None:
@@ -49,7 +49,7 @@ def test_as_many_tokens_as_fit_into_the_time(tokens_per_second: int, limit: int)
 def test_a_chunk_that_nearly_fits_is_tried_where_launches_take_the_time() -> None:
     """Steps take 40 ms and 5 us a token. The twin measures halves for ever, and tries no more."""
     for least, limit in ((0.75, 4096), (1.0, 2048)):
-        pace = make_pace(step_ms=90, chunk=4096, least=least)
+        pace = make_pace(step_ms=90, chunk=4096, costs=StepCosts(least_fitting=least))
         tokens = 2048
         for _ in range(10):
             record_all(pace, (plan(tokens), 0.04 + 5e-6 * tokens), times=2)
@@ -107,10 +107,20 @@ def test_decoding_rows_take_their_part_of_a_step() -> None:
 )
 def test_a_prompt_by_itself_has_shorter_steps(tokens_per_second: int, limit: int) -> None:
     """A quarter of the time here, but no chunk of 64 tokens unless that is all that fits into the whole."""
-    pace = make_pace(lone_share=0.25)
+    pace = make_pace(costs=StepCosts(lone_share=0.25))
     record_all(pace, (plan(512), 512 / tokens_per_second), times=20)
     assert pace.limit_tokens(4096, False, lone=True) == limit
     assert pace.limit_tokens(4096, False) >= limit
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_second", "limit"), [(100_000, 4096), (30_000, 2048), (9000, 1536), (2000, 256)]
+)
+def test_a_prompt_by_itself_has_steps_of_some_tokens(tokens_per_second: int, limit: int) -> None:
+    """However slow short steps have made the pace look, if as many fit into the whole time."""
+    pace = make_pace(costs=StepCosts(lone_share=0.25, lone_tokens=2048))
+    record_all(pace, (plan(512), 512 / tokens_per_second), times=20)
+    assert pace.limit_tokens(4096, False, lone=True) == limit
 
 
 def test_a_step_with_drafts_is_measured_as_one() -> None:

@@ -50,11 +50,12 @@ def test_a_chunk_fits_the_budget_and_reproducible_runs_keep_whole_chunks(backend
     assert found.prefill_budget_busy == found.chunk
 
 
-@on("cpu")
-def test_a_cpu_adapts_its_prompts_unless_their_share_is_configured(backend: str) -> None:
-    assert device.choose_step_costs(Config()) == device.CPU_STEP_COSTS
+@on("cpu", "cuda")
+def test_deep_prompts_have_small_chunks_unless_their_share_is_configured(backend: str) -> None:
+    costs = device.CPU_STEP_COSTS if backend == "cpu" else device.CUDA_STEP_COSTS
+    assert device.choose_step_costs(Config()) == costs and costs.deep_prompt > 0
     fixed = Config(scheduler=SchedulerSettings(prefill_budget_busy=64))
-    assert device.choose_step_costs(fixed) == replace(device.CPU_STEP_COSTS, deep_prompt=0)
+    assert device.choose_step_costs(fixed) == replace(costs, deep_prompt=0)
 
 
 @on("metal", "cuda")

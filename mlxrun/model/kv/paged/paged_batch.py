@@ -26,6 +26,7 @@ from mlxrun.model.kv.paged.paged_cache import (
     PagedCache,
     PagePool,
     StepNumbers,
+    TokenSlots,
     find_slots,
     make_sizes,
 )
@@ -152,7 +153,7 @@ class PagedDecodeBatch:
                 for stack, own in zip(stacks, held, strict=True)
             ]
             own = np.concatenate([slots for _, slots in places])
-            slots = mx.array(np.concatenate([own, own + pools[0][1].num_slots]))
+            slots = TokenSlots.find(own, pools[0][1].num_slots)
             for layer, pool in pools:
                 parts = zip([stack[layer] for stack in held], places, strict=True)
                 pool.write_rows([part.drop_first(first) for part, (first, _) in parts], slots)
