@@ -41,7 +41,7 @@ CUDA_STEP_COSTS = StepCosts(
     few_lengths=True,
     min_chunk=512,
     least_fitting=0.75,
-    lone_share=0.2,
+    lone_share=0.25,
     lone_tokens=2048,
 )
 # A deep prompt's chunk costs about as much as a step of 16 rows.
