@@ -56,7 +56,7 @@ ENGINE = {
 MODES = {
     second: (first, second, titles)
     for first, second, titles in (
-        ("engine-h200-usual", "engine-h200-reproducible", ("usual mode", "reproducible")),
+        ("engine-h200", "engine-h200-reproducible", ("usual mode", "reproducible")),
         ("engine-h200-8b-4bit-held", "engine-h200-8b-4bit-packed", ("held in bfloat16", "kept in 4 bit")),
     )
 }
@@ -271,8 +271,9 @@ def _list_interactive_rows() -> Iterator[str]:
 
 def _make_same_bytes_table() -> Table:
     models = [load(name) for name in SAME_BYTES]
-    head = " | ".join(TITLES.get(m["models"][0]["title"], m["models"][0]["title"]) for m in models)
-    return f"| bytes that differ in {models[0]['lines']:,} lines | {head} |", _list_same_bytes_rows(models)
+    titles = [TITLES.get(m["models"][0]["title"], m["models"][0]["title"]) for m in models]
+    head = " | ".join(f"{title}, {m['lines']:,} lines" for title, m in zip(titles, models, strict=True))
+    return f"| bytes that differ | {head} |", _list_same_bytes_rows(models)
 
 
 def _list_same_bytes_rows(models: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -209,8 +209,8 @@ class StepCosts:
     dominates from there; 0: never. `few_lengths`: a shortened chunk gets one of few lengths, because the
     device prepares for each new one. `min_chunk`: fewer tokens take no less time, because launches bound a
     forward. `least_fitting`: a chunk is halved if a step has time for less than this share of it.
-    `lone_share`: of the time of a step, what a prompt gets while nothing else runs or waits, but never less
-    than `lone_tokens`, of which fewer are not as efficient. A request that comes then waits for less.
+    `lone_share`: of the time of a step, what a prompt gets while nothing else runs or waits. A request that
+    comes then waits for less. It gets `lone_tokens` at least, where shorter steps are not as efficient.
     """
 
     max_sampling_chunk: int = 0
