@@ -125,6 +125,13 @@ def _list_tokenizer_files(folder: Path) -> list[Path]:
     return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken")), *others]
 
 
+def stamp_files(settings: ModelSettings, folder: Path) -> dict[Path, tuple[int, ...]]:
+    """The size and times of each file that the digests of a model are about. A file with others has changed,
+    or was replaced."""
+    stats = {path: path.stat() for path in list_model_files(settings, folder)}
+    return {path: (each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in stats.items()}
+
+
 def digest_large_files(paths: Iterable[Path]) -> str:
     """sha256 (hex) over every byte of those files of which the other digests read blocks only. Threads read
     and hash parts of them, which are in memory afterwards. OSError if one cannot be read."""
