@@ -49,7 +49,7 @@ from mlxrun.model.machine.device import (
     uses_cuda,
 )
 from mlxrun.model.machine.device_choice import hold_device
-from mlxrun.model.machine.versions import list_library_versions
+from mlxrun.model.machine.versions import find_version, list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.pooled_model import is_encoder
@@ -64,6 +64,7 @@ from mlxrun.model.speculation.mtp_source import MTPSource
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # of entries: another number turns all old ones into misses
 MEMORY_SHARE = 4  # default size of the cache: one in so many bytes of the memory beside the weights
+_PIXEL_LIBRARIES = ("transformers", "pillow", "numpy")  # that make pixels of images, beside MLX's
 FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknown
 
 
@@ -290,6 +291,8 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
         "backend": get_backend(),
         "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
     }
+    if model_info.vision:  # images are found by what was sent, and not by the pixels that the model sees
+        parts["pixels"] = {name: find_version(name) for name in _PIXEL_LIBRARIES}
     if config.engine.reproducible:  # a folder outlives processes, and may be copied to another machine
         parts["rounding"] = describe_rounding(config.engine)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -101,6 +101,24 @@ def test_entries_of_anything_else_are_never_found(parts: Parts, monkeypatch: pyt
     assert len({same, *others}) == len(others) + 1
 
 
+def test_entries_of_images_are_of_the_libraries_that_make_pixels(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images are found by what was sent, of which another version may make other pixels. Entries of text
+    outlive these versions."""
+    real = build.find_version
+    for folder, counts in ((zoo.vision("qwen3_vl"), True), (zoo.text("llama"), False)):
+        parts = Parts(folder)
+        found = {parts.fingerprint()}
+        for name in ("transformers", "pillow", "numpy"):
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    build, "find_version", lambda each, name=name: "0" if each == name else real(each)
+                )
+                found.add(parts.fingerprint())
+        assert len(found) == (4 if counts else 1)
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_reproducible_entries_have_the_rounding_of_their_device(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, reproducible: bool
