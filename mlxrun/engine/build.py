@@ -37,6 +37,7 @@ from mlxrun.model.load.footprint import (
     read_hidden_size,
 )
 from mlxrun.model.load.loader import load_small_model
+from mlxrun.model.load.model_digests import digest_large_files, list_model_files
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.blas import follow_free_cores, hold_blas_threads
@@ -291,6 +292,10 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
         "backend": get_backend(),
         "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
     }
+    is_kept = config.cache.backend == "disk"
+    large = digest_large_files(list_model_files(config.model, model_info.folder)) if is_kept else ""
+    if large:  # of these files, the digest of the model has blocks only
+        parts["large"] = large
     if model_info.vision:  # images are found by what was sent, and not by the pixels that the model sees
         parts["pixels"] = {name: find_version(name) for name in _PIXEL_LIBRARIES}
     if config.engine.reproducible:  # a folder outlives processes, and may be copied to another machine

@@ -125,22 +125,32 @@ def _list_tokenizer_files(folder: Path) -> list[Path]:
     return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken")), *others]
 
 
-def stamp_files(settings: ModelSettings, folder: Path) -> dict[Path, tuple[int, ...]]:
+def stamp_files(settings: ModelSettings, folder: Path) -> dict[Path, tuple[int, int, int]]:
     """The size and times of each file that the digests of a model are about. A file with others has changed,
     or was replaced."""
-    stats = {path: path.stat() for path in list_model_files(settings, folder)}
-    return {path: (each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in stats.items()}
+    return {path: _stamp_file(path) for path in list_model_files(settings, folder)}
+
+
+def _stamp_file(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def digest_large_files(paths: Iterable[Path]) -> str:
     """sha256 (hex) over every byte of those files of which the other digests read blocks only. Threads read
-    and hash parts of them, which are in memory afterwards. OSError if one cannot be read."""
-    total = hashlib.sha256()
+    and hash parts of them, which are in memory afterwards. A process reads files once that stay as they are.
+    Empty if there are no such files; OSError if one cannot be read."""
     large = [path for path in paths if path.stat().st_size > _FULL_HASH_BYTES]
-    sizes = [path.stat().st_size for path in large]
-    progress = LoadProgress("reading the weights for their digests", sum(sizes))
+    return _digest_whole_files(tuple((path, *_stamp_file(path)) for path in large)) if large else ""
+
+
+@functools.lru_cache(maxsize=4)
+def _digest_whole_files(files: tuple[tuple[Path, int, int, int], ...]) -> str:
+    """The digest of files with these stamps."""
+    total = hashlib.sha256()
+    progress = LoadProgress("reading the weights for their digests", sum(size for _, size, *_ in files))
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_READERS)) as readers:
-        for path, size in zip(large, sizes, strict=True):
+        for path, size, *_ in files:
             total.update(f"{path.name}:{size}:".encode())
             for part in readers.map(partial(_hash_part, path), range(0, size, _PART)):
                 total.update(part)

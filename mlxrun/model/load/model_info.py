@@ -92,7 +92,7 @@ class LoadedModelInfo:
     gguf: GgufHeader | None = None
     kind_note: str = ""
     refused_media: dict[str, str] = field(default_factory=dict)
-    stamps: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
+    stamps: Mapping[Path, tuple[int, int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
