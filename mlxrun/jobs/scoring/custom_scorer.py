@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
 import json
 import math
 import os
+import site
 import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import mlxrun
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
@@ -207,7 +211,33 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
         return compile(self.get_data(self.path), self.path, "exec")
 
 
+class _SourceFinder(importlib.abc.MetaPathFinder):
+    """Finds modules of users, for that loader. Those of Python, of installed packages and of mlxrun are left
+    to the other finders."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if found is None or type(found.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        source = found.loader.path
+        if any(Path(source).is_relative_to(folder) for folder in _INSTALLED):
+            return None
+        found.loader = _SourceLoader(fullname, source)
+        return found
+
+
+# Where modules are of which Python's cached code is good enough.
+_INSTALLED = {
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(site.getusersitepackages(), str(Path(mlxrun.__file__).parent)),
+}
+
+
 def _import_module(name: str, place: str) -> ModuleType:
+    finder = _SourceFinder()
+    sys.meta_path.insert(0, finder)
     try:
         if not place.endswith(".py"):
             if os.getcwd() not in sys.path:
@@ -225,6 +255,8 @@ def _import_module(name: str, place: str) -> ModuleType:
         raise JobError(f"{name}: cannot be imported: {what}") from error
     except (Exception, SystemExit) as error:
         raise JobError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def _digest_source(module: ModuleType) -> str:
