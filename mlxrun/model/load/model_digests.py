@@ -7,8 +7,9 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +17,15 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.gguf.header import GgufHeader
 from mlxrun.model.load.load_progress import LoadProgress
-from mlxrun.model.load.model_files import find_draft_folder, list_weight_files
+from mlxrun.model.load.model_files import find_draft_folder, list_weight_files, read_json
 
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
 _SAMPLES = 1024
+# What transformers reads too, unless the config of the tokenizer has the key.
+_TOKENS, _TOKENS_KEY = ("added_tokens.json", "special_tokens_map.json"), "added_tokens_decoder"
 # What else a tokenizer is made of where there is no tokenizer.json.
-_MADE_OF = (
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("added_tokens.json", "special_tokens_map.json"),
-)
+_MADE_OF = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", *_TOKENS)
 _PART, _MOST_READERS = 1 << 26, 16  # bytes that a thread hashes at a time, and threads
 
 
@@ -121,7 +121,11 @@ def _list_own_files(folder: Path, adapter: Path | None, code: bool) -> list[Path
 
 def _list_tokenizer_files(folder: Path) -> list[Path]:
     found = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
-    others = () if found[0].is_file() else (folder / name for name in _MADE_OF)
+    names: Sequence[str] = _MADE_OF
+    if found[0].is_file():
+        with suppress(ModelLoadError):  # of a damaged file, which does not load
+            names = () if _TOKENS_KEY in read_json(found[1]) else _TOKENS
+    others = (folder / name for name in names)
     return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken")), *others]
 
 
