@@ -24,10 +24,11 @@ from types import CodeType, ModuleType
 
 import mlxrun
 
-_INSTALLED = {
+_FOLDERS = [
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     *(site.getusersitepackages(), str(Path(mlxrun.__file__).parent)),
-}
+]
+_INSTALLED = {Path(folder).resolve() for folder in _FOLDERS}
 
 
 class SourceLoader(SourceFileLoader):
@@ -136,4 +137,4 @@ def _find_source(spec: ModuleSpec | None) -> Path | None:
     if spec is None or type(spec.loader) is not SourceFileLoader:
         return None
     path = Path(spec.loader.path)
-    return None if any(path.is_relative_to(folder) for folder in _INSTALLED) else path
+    return None if any(path.resolve().is_relative_to(folder) for folder in _INSTALLED) else path

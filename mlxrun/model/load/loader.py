@@ -25,7 +25,7 @@ from mlxrun.model.hooks.product_timing import ProductTimes
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
-from mlxrun.model.load.model_digests import digest_adapter, stamp_files
+from mlxrun.model.load.model_digests import digest_adapter, digest_own_files, stamp_files
 from mlxrun.model.load.model_files import find_text_config, make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
 from mlxrun.model.load.tensor_files import name_file_errors
@@ -105,13 +105,12 @@ def make_caller(
 
 
 def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ModelLoadError, or ConfigError for an adapter, if the files of the weights that were read may not be
-    those of their digests any more. Caches and jobs would keep what they compute under the name of other
-    weights."""
-    found = stamp_files(settings, info.folder)
-    for path in {**info.stamps, **found}:
-        if info.stamps.get(path) != found.get(path):
-            text = f"{path.name} was changed after the model's files were read for their digests; start again"
+    """ModelLoadError, or ConfigError for an adapter, if the files that were read are not those of their
+    digests any more. Caches and jobs would keep what they compute under the name of other weights."""
+    if stamp_files(settings, info.folder) != info.stamps:  # else nothing is read again
+        found = digest_own_files(settings, info.folder, info.gguf)
+        if any(found[name] != info.digests[name] for name in found):
+            text = "its files were changed after they had been read for their digests; start again"
             raise ModelLoadError(f"{info.folder}: {text}")
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]

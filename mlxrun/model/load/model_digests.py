@@ -71,12 +71,7 @@ def make_digests(
     """The digests of the model without its template, and `draft`, of the files of its draft model, which may
     influence answers. ConfigError if there is no such draft model."""
 
-    @functools.cache
-    def digest_model() -> dict[str, str]:
-        adapter = Path(settings.adapter) if settings.adapter else None
-        found = compute_digests(folder, adapter, code=settings.trust_remote_code)
-        return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
-
+    digest_model = functools.cache(partial(digest_own_files, settings, folder, gguf))
     own = dict.fromkeys(("model", "tokenizer"), digest_model)
     if settings.draft is None:
         return LateDigests(own)
@@ -87,6 +82,13 @@ def make_digests(
         return {"draft": compute_digests(draft, None)["model"]}
 
     return LateDigests(own | {"draft": digest_draft})
+
+
+def digest_own_files(settings: ModelSettings, folder: Path, gguf: GgufHeader | None) -> dict[str, str]:
+    """The digests `model` and `tokenizer` of a model's files as they are now."""
+    adapter = Path(settings.adapter) if settings.adapter else None
+    found = compute_digests(folder, adapter, code=settings.trust_remote_code)
+    return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
 
 
 def compute_digests(folder: Path, adapter: Path | None, *, code: bool = False) -> dict[str, str]:
@@ -130,8 +132,8 @@ def _list_tokenizer_files(folder: Path) -> list[Path]:
 
 
 def stamp_files(settings: ModelSettings, folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """The size and times of each file that the digests of a model are about. A file with others has changed,
-    or was replaced."""
+    """The size and times of each file that the digests of a model are about. A file with others may have
+    changed."""
     return {path: _stamp_file(path) for path in list_model_files(settings, folder)}
 
 
