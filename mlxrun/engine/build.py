@@ -37,6 +37,7 @@ from mlxrun.model.load.footprint import (
     read_hidden_size,
 )
 from mlxrun.model.load.loader import load_small_model
+from mlxrun.model.load.model_digests import digest_large_files, list_model_files
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.blas import follow_free_cores, hold_blas_threads
@@ -49,7 +50,7 @@ from mlxrun.model.machine.device import (
     uses_cuda,
 )
 from mlxrun.model.machine.device_choice import hold_device
-from mlxrun.model.machine.versions import list_library_versions
+from mlxrun.model.machine.versions import find_version, list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.pooled_model import is_encoder
@@ -64,6 +65,7 @@ from mlxrun.model.speculation.mtp_source import MTPSource
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # of entries: another number turns all old ones into misses
 MEMORY_SHARE = 4  # default size of the cache: one in so many bytes of the memory beside the weights
+_PIXEL_LIBRARIES = ("transformers", "pillow", "numpy")  # that make pixels of images, beside MLX's
 FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknown
 
 
@@ -290,6 +292,12 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
         "backend": get_backend(),
         "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
     }
+    is_kept = config.cache.backend == "disk"
+    large = digest_large_files(list_model_files(config.model, model_info.folder)) if is_kept else ""
+    if large:  # of these files, the digest of the model has blocks only
+        parts["large"] = large
+    if model_info.vision:  # images are found by what was sent, and not by the pixels that the model sees
+        parts["pixels"] = {name: find_version(name) for name in _PIXEL_LIBRARIES}
     if config.engine.reproducible:  # a folder outlives processes, and may be copied to another machine
         parts["rounding"] = describe_rounding(config.engine)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -20,7 +20,7 @@ from mlxrun.model.load_check.kept_verdicts import KeptVerdict, VerdictFile, desc
 from mlxrun.model.load_check.lora_checks import check_adapters, separate_adapters
 from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
-from mlxrun.model.load_check.verdict_key import compute_key, has_changed_files
+from mlxrun.model.load_check.verdict_key import compute_key
 from mlxrun.model.run.compute_methods import LIBRARY_CHUNK, ComputeMethods
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.sparse.build import add_position_check, make_positioned
@@ -58,8 +58,6 @@ def load_model(
     file = open_verdict(config, info) if load_check is None else None
     kept = None if file is None else file.read()
     caller = load_caller(config, info, None if kept is None else kept.seconds)
-    if has_changed_files(config, info):
-        file = kept = None
     weights = describe_form(caller.weights)
     if kept is not None and kept.form != weights:
         kept = None
@@ -103,8 +101,7 @@ def open_verdict(config: Config, info: LoadedModelInfo) -> VerdictFile | None:
     if config.engine.load_check != "cached" or not cache_home.KEPT_DAYS:
         return None
     try:
-        key = compute_key(config, info)
-        return None if key is None else VerdictFile(key)
+        return VerdictFile(compute_key(config, info))
     except (OSError, RuntimeError) as error:  # a file cannot be read, or the home folder is unknown
         log.debug("load check: no verdict is kept: %s", error)
         return None

@@ -50,7 +50,6 @@ class LiveRequest:
         self.phase: Phase = "queued"
         self.started = asyncio.Event()  # set once the phase is another one
         self.queue_seconds: float | None = None  # until it had a row; None for embeddings
-        self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.output_tokens = 0
         self.hit: HitKind | None = None
         self.ttft: float | None = None
@@ -60,7 +59,8 @@ class LiveRequest:
         self._metrics = requests.metrics
         self._opened = self.engine.clock()
         self._running: set[str] = set()  # ids of engine requests that have not ended
-        self._computed: dict[int, int] = {}  # prompt tokens, by choice
+        self._computed: dict[int, int] = {}  # prompt tokens, by the first choice of each prompt
+        self._cached: dict[int, int] = {}  # of these, found in the prefix cache
         self._first_token = self._last_token = 0.0  # times
         self._next_report = PREFILL_REPORT  # age, in seconds, at which its prefill is logged
 
@@ -72,6 +72,11 @@ class LiveRequest:
     def computed_tokens(self) -> int:
         """The prompt tokens that are computed or cached. A prompt counts once for all its choices."""
         return min(self.prompt_tokens, sum(self._computed.values()))
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prompt tokens that were in the prefix cache, as in `usage`."""
+        return sum(self._cached.values())
 
     @property
     def age(self) -> float:
@@ -111,15 +116,13 @@ class LiveRequest:
     def record(self, index: int, event: TokenEvent) -> None:
         """Count an event of the choice at `index`."""
         is_first = index % self.prepared.n == 0  # of its prompt's choices
-        if event.hit_kind is not None:
-            if is_first and self.hit is None:
-                self.hit = event.hit_kind
-                self.queue_seconds = event.queue_seconds
-                self._metrics.queue.observe(event.queue_seconds)
-            if index == 0:
-                self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        if event.hit_kind is not None and is_first and self.hit is None:
+            self.hit = event.hit_kind
+            self.queue_seconds = event.queue_seconds
+            self._metrics.queue.observe(event.queue_seconds)
         if is_first:
             self._computed[index] = max(self._computed.get(index, 0), event.num_computed_tokens)
+            self._cached[index] = max(self._cached.get(index, 0), event.num_cached_tokens)
         if event.tokens:
             self._record_tokens(len(event.tokens))
         elif self.phase == "queued" and (event.num_computed_tokens or event.hit_kind is not None):

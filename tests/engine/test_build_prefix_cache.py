@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from mlxrun.engine.build import build_prefix_cache, compute_fingerprint
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load import model_digests
 from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.run.model_caller import run_trial_forward
@@ -32,6 +35,7 @@ class Parts:
         config = engine_driver.make_config(folder)
         self.model_info: LoadedModelInfo = load_model_info(config.model, weights=True)
         self.cache = run_trial_forward(load_caller(config, self.model_info))[0]
+        self.on_disk = self.fingerprint(backend="disk")
 
     def make_config(self, **options: Any) -> Config:
         return engine_driver.make_config(self.folder, **options)
@@ -99,6 +103,43 @@ def test_entries_of_anything_else_are_never_found(parts: Parts, monkeypatch: pyt
     )
     others.append(parts.fingerprint())
     assert len({same, *others}) == len(others) + 1
+
+
+def test_each_byte_of_large_files_counts_on_disk(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of the model reads blocks of them only. Entries in memory end with the engine."""
+    for name, size in (("_FULL_HASH_BYTES", 10_000), ("_BLOCK", 16), ("_SAMPLES", 4)):
+        monkeypatch.setattr(model_digests, name, size)
+    folder = shutil.copytree(zoo.text("llama"), tmp_path / "model")
+    before, weights = Parts(folder), folder / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    after = Parts(folder)
+    assert before.model_info.digests["model"] == after.model_info.digests["model"]
+    assert before.fingerprint(backend="memory") == after.fingerprint(backend="memory")
+    assert before.on_disk != after.on_disk == after.fingerprint(backend="disk")
+
+
+def test_entries_of_images_are_of_the_libraries_that_make_pixels(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images are found by what was sent, of which another version may make other pixels. Entries of text
+    outlive these versions."""
+    real = build.find_version
+    for folder, counts in ((zoo.vision("qwen3_vl"), True), (zoo.text("llama"), False)):
+        parts = Parts(folder)
+        found = {parts.fingerprint()}
+        for name in ("transformers", "pillow", "numpy"):
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    build, "find_version", lambda each, name=name: "0" if each == name else real(each)
+                )
+                found.add(parts.fingerprint())
+        assert len(found) == (4 if counts else 1)
 
 
 @pytest.mark.parametrize("reproducible", [True, False])

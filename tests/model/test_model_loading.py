@@ -113,18 +113,6 @@ def test_another_setting_is_compared(zoo: Zoo, verdicts: KeptVerdicts) -> None:
     assert verdicts.compared == 3
 
 
-def test_files_that_change_while_they_are_loaded_are_compared(
-    zoo: Zoo, verdicts: KeptVerdicts, monkeypatch: Patch
-) -> None:
-    """Before and after the weights are read."""
-    verdicts.start(zoo.text("llama"))
-    answers = iter([False, True])
-    for module in ("mlxrun.model.model_loading", "mlxrun.model.load_check.verdict_key"):
-        monkeypatch.setattr(f"{module}.has_changed_files", lambda *given: next(answers))
-    engine = verdicts.start(zoo.text("llama"))
-    assert verdicts.compared == 2 and engine.recheck is None
-
-
 def test_a_damaged_verdict_is_compared_and_replaced(zoo: Zoo, verdicts: KeptVerdicts) -> None:
     verdicts.start(zoo.text("llama"))
     (file,) = verdicts.list_files()

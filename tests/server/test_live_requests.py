@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import EngineDead
-from mlxrun.core.request import HitKind, TokenEvent
+from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.core.visible_text import FIELDS
 from tests.helpers.engine_fakes import Clock
 from tests.helpers.raw_clients import ONLY, connect, cut, until
 from tests.helpers.server_fakes import (
+    Act,
     FakeEngine,
     Reply,
     Serving,
@@ -266,6 +267,27 @@ async def test_choices_of_one_prompt_count_it_once() -> None:
         assert (live.prompt_tokens, live.computed_tokens, live.cached_tokens) == (20, 20, 16)
         gate.set()
         await received
+
+
+async def test_tokens_of_several_prompts_add_up() -> None:
+    """Those that the prefix cache had of each, as in `usage`: metrics, logs and traces have this number."""
+    gate, hits = asyncio.Event(), {"a": 16, "b": 9, "c": 0}
+
+    def make_acts(request: Request) -> list[Act]:
+        cached = hits[chr(request.prompt[-1])]
+        kind = HitKind.PREFIX if cached else HitKind.MISS
+        hit = TokenEvent("", (), (), len(request.prompt), cached, kind)
+        return [hit, "ab", gate.wait]
+
+    body = {"prompt": [letter * 20 for letter in hits], "n": 2, "max_tokens": 9}
+    async with run_server(script=make_acts) as s:
+        received = asyncio.create_task(s.post("/v1/completions", body))
+        await until(lambda: [live.output_tokens for live in s.live] == [12])
+        (live,) = s.live
+        assert (live.prompt_tokens, live.computed_tokens, live.cached_tokens) == (63, 63, 25)
+        gate.set()
+        usage = (await received).json["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == live.cached_tokens
 
 
 async def test_the_fake_engine_merges_unread_events() -> None:

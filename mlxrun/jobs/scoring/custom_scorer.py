@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -28,12 +27,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
+from mlxrun.jobs.scoring.scorer_sources import SourceLoader, compile_sources, digest_sources
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 
 _PARAMETERS = ("answer", "expected", "line", "response", "transcript", "state")
@@ -47,7 +47,7 @@ LIMITS = ScorerLimits(seconds=300.0, memory=8_000_000_000)  # of a function that
 @dataclass(frozen=True, slots=True)
 class ScorerPlace:
     """Where a function is imported from. `name`: module:function or file.py:function; `digest`: of its
-    source; `folder`: the working directory; `paths`: `sys.path`."""
+    sources; `folder`: the working directory; `paths`: `sys.path`."""
 
     name: str
     digest: str
@@ -113,7 +113,7 @@ def _load_in_child(place: ScorerPlace) -> Callable[..., Any]:
     os.chdir(place.folder)
     sys.path[:] = place.paths
     module, function = import_function(place.name)
-    if _digest_source(module) != place.digest:
+    if digest_sources(module) != place.digest:
         raise JobError(f"the scorer {place.name} has changed since it was loaded")
     return function
 
@@ -183,7 +183,7 @@ def load_scorer(name: str) -> CustomScorer:
     """Import a scorer; modules in the working directory are found. JobError that names what is missing."""
     module, function = import_function(name)
     takes = _read_parameters(name, function)
-    return CustomScorer(ScorerPlace(name, _digest_source(module), os.getcwd(), list(sys.path)), takes)
+    return CustomScorer(ScorerPlace(name, digest_sources(module), os.getcwd(), list(sys.path)), takes)
 
 
 def import_function(name: str, kind: str = "scorer") -> tuple[ModuleType, Callable[..., Any]]:
@@ -199,38 +199,25 @@ def import_function(name: str, kind: str = "scorer") -> tuple[ModuleType, Callab
     return module, function
 
 
-class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the source each time: Python's cached code is told apart by second and size only, so that it
-    would be used for a source that was just edited."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.get_data(self.path), self.path, "exec")
-
-
 def _import_module(name: str, place: str) -> ModuleType:
     try:
-        if not place.endswith(".py"):
-            if os.getcwd() not in sys.path:
-                sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
-            return importlib.import_module(place)
-        key = f"mlxrun_scorer_{hashlib.sha256(os.path.abspath(place).encode()).hexdigest()[:16]}"
-        spec = importlib.util.spec_from_file_location(key, place, loader=_SourceLoader(key, place))
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-        spec.loader.exec_module(module)
-        return module
+        with compile_sources():
+            if not place.endswith(".py"):
+                if os.getcwd() not in sys.path:
+                    sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
+                return importlib.import_module(place)
+            key = f"mlxrun_scorer_{hashlib.sha256(os.path.abspath(place).encode()).hexdigest()[:16]}"
+            spec = importlib.util.spec_from_file_location(key, place, loader=SourceLoader(key, place))
+            assert spec is not None and spec.loader is not None
+            module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+            spec.loader.exec_module(module)
+            return module
     except FileNotFoundError as error:
         missing = Path(error.filename or place)
         what = "there is no such file" if missing == Path(place) else f"{missing}: {error.strerror}"
         raise JobError(f"{name}: cannot be imported: {what}") from error
     except (Exception, SystemExit) as error:
         raise JobError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _digest_source(module: ModuleType) -> str:
-    """The sha256 of the module's file; empty for a module without one."""
-    path = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
 
 
 def _read_parameters(name: str, function: Callable[..., Any]) -> tuple[str, ...]:

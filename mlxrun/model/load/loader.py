@@ -18,14 +18,14 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.media_settings import get_feature_bytes
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.core.errors import ConfigError
+from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
 from mlxrun.model.hooks.product_timing import ProductTimes
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
-from mlxrun.model.load.model_digests import digest_adapter
+from mlxrun.model.load.model_digests import digest_adapter, digest_own_files, stamp_files
 from mlxrun.model.load.model_files import find_text_config, make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
 from mlxrun.model.load.tensor_files import name_file_errors
@@ -44,12 +44,12 @@ def load_caller(config: Config, info: LoadedModelInfo, seconds: ProductTimes | N
     model, unused, dtype = load_lazily(settings, info)
     with name_file_errors(info.folder):
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
-        check_digests(settings, info)
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
     wanted = dtype or find_dtype(model)
     form, hooks = install_hooks(model, config, wanted, rows, adapters, dtype, info.config, seconds)
     form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
+    check_digests(settings, info)
     limit_buffers(config.scheduler.memory_limit)
     caller = make_caller(config, info, model, form, rows)
     caller.hooks = hooks
@@ -105,8 +105,13 @@ def make_caller(
 
 
 def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more.
-    The prefix cache would keep its states under the name of other weights."""
+    """ModelLoadError, or ConfigError for an adapter, if the files that were read are not those of their
+    digests any more. Caches and jobs would keep what they compute under the name of other weights."""
+    if stamp_files(settings, info.folder) != info.stamps:  # else nothing is read again
+        found = digest_own_files(settings, info.folder, info.gguf)
+        if any(found[name] != info.digests[name] for name in found):
+            text = "its files were changed after they had been read for their digests; start again"
+            raise ModelLoadError(f"{info.folder}: {text}")
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]
         if digest_adapter(Path(folder)) != adapter.digest:

@@ -7,8 +7,9 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +17,15 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.gguf.header import GgufHeader
 from mlxrun.model.load.load_progress import LoadProgress
-from mlxrun.model.load.model_files import find_draft_folder, list_weight_files
+from mlxrun.model.load.model_files import find_draft_folder, list_weight_files, read_json
 
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
 _SAMPLES = 1024
+# What transformers reads too, unless the config of the tokenizer has the key.
+_TOKENS, _TOKENS_KEY = ("added_tokens.json", "special_tokens_map.json"), "added_tokens_decoder"
 # What else a tokenizer is made of where there is no tokenizer.json.
-_MADE_OF = (
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("added_tokens.json", "special_tokens_map.json"),
-)
+_MADE_OF = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", *_TOKENS)
 _PART, _MOST_READERS = 1 << 26, 16  # bytes that a thread hashes at a time, and threads
 
 
@@ -71,12 +71,7 @@ def make_digests(
     """The digests of the model without its template, and `draft`, of the files of its draft model, which may
     influence answers. ConfigError if there is no such draft model."""
 
-    @functools.cache
-    def digest_model() -> dict[str, str]:
-        adapter = Path(settings.adapter) if settings.adapter else None
-        found = compute_digests(folder, adapter, code=settings.trust_remote_code)
-        return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
-
+    digest_model = functools.cache(partial(digest_own_files, settings, folder, gguf))
     own = dict.fromkeys(("model", "tokenizer"), digest_model)
     if settings.draft is None:
         return LateDigests(own)
@@ -87,6 +82,13 @@ def make_digests(
         return {"draft": compute_digests(draft, None)["model"]}
 
     return LateDigests(own | {"draft": digest_draft})
+
+
+def digest_own_files(settings: ModelSettings, folder: Path, gguf: GgufHeader | None) -> dict[str, str]:
+    """The digests `model` and `tokenizer` of a model's files as they are now."""
+    adapter = Path(settings.adapter) if settings.adapter else None
+    found = compute_digests(folder, adapter, code=settings.trust_remote_code)
+    return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
 
 
 def compute_digests(folder: Path, adapter: Path | None, *, code: bool = False) -> dict[str, str]:
@@ -121,19 +123,40 @@ def _list_own_files(folder: Path, adapter: Path | None, code: bool) -> list[Path
 
 def _list_tokenizer_files(folder: Path) -> list[Path]:
     found = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
-    others = () if found[0].is_file() else (folder / name for name in _MADE_OF)
+    names: Sequence[str] = _MADE_OF
+    if found[0].is_file():
+        with suppress(ModelLoadError):  # of a damaged file, which does not load
+            names = () if _TOKENS_KEY in read_json(found[1]) else _TOKENS
+    others = (folder / name for name in names)
     return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken")), *others]
+
+
+def stamp_files(settings: ModelSettings, folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """The size and times of each file that the digests of a model are about. A file with others may have
+    changed."""
+    return {path: _stamp_file(path) for path in list_model_files(settings, folder)}
+
+
+def _stamp_file(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def digest_large_files(paths: Iterable[Path]) -> str:
     """sha256 (hex) over every byte of those files of which the other digests read blocks only. Threads read
-    and hash parts of them, which are in memory afterwards. OSError if one cannot be read."""
-    total = hashlib.sha256()
+    and hash parts of them, which are in memory afterwards. A process reads files once that stay as they are.
+    Empty if there are no such files; OSError if one cannot be read."""
     large = [path for path in paths if path.stat().st_size > _FULL_HASH_BYTES]
-    sizes = [path.stat().st_size for path in large]
-    progress = LoadProgress("reading the weights for their digests", sum(sizes))
+    return _digest_whole_files(tuple((path, *_stamp_file(path)) for path in large)) if large else ""
+
+
+@functools.lru_cache(maxsize=4)
+def _digest_whole_files(files: tuple[tuple[Path, int, int, int], ...]) -> str:
+    """The digest of files with these stamps."""
+    total = hashlib.sha256()
+    progress = LoadProgress("reading the weights for their digests", sum(size for _, size, *_ in files))
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_READERS)) as readers:
-        for path, size in zip(large, sizes, strict=True):
+        for path, size, *_ in files:
             total.update(f"{path.name}:{size}:".encode())
             for part in readers.map(partial(_hash_part, path), range(0, size, _PART)):
                 total.update(part)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from mlxrun.core.transcription import SpeechModel
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import GgufHeader, read_header
 from mlxrun.model.load.gguf.tokenizer import make_tokenizer
-from mlxrun.model.load.model_digests import digest_adapter, make_digests
+from mlxrun.model.load.model_digests import digest_adapter, make_digests, stamp_files
 from mlxrun.model.load.model_facts import (
     GENERATION,
     ModelKind,
@@ -67,7 +66,7 @@ class LoadedModelInfo:
     `digests`: identify the contents of its files; one may take seconds when it is first needed. `gguf`: the
     header, if `folder` is a GGUF file. `kind_note`: why the model takes no images although its config has
     them. `refused_media`: filled when the model is loaded, for all who prepare prompts with this object.
-    `read_at`: the time before anything was read, in seconds since 1970; 0: unknown.
+    `stamps`: of its files, before anything was read of them (stamp_files).
     """
 
     folder: Path
@@ -93,7 +92,7 @@ class LoadedModelInfo:
     gguf: GgufHeader | None = None
     kind_note: str = ""
     refused_media: dict[str, str] = field(default_factory=dict)
-    read_at: float = 0.0
+    stamps: Mapping[Path, tuple[int, int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -139,7 +138,7 @@ def _load_folder(
     settings: ModelSettings, folder: Path, weights: bool, announce: bool, digest: bool
 ) -> LoadedModelInfo:
     """As `load_model_info`, of the model in a folder or a GGUF file."""
-    read_at = time.time()
+    stamps = stamp_files(settings, folder)
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
         check_small_files(folder)
@@ -187,7 +186,7 @@ def _load_folder(
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
         audio_sampling=read_audio_sampling(processor, config) if kind.vision else None,
         processor_digest=digest_processor(folder) if kind.vision else b"",
-        read_at=read_at,
+        stamps=stamps,
     )
 
 

@@ -49,11 +49,8 @@ _VARYING = ("free_memory",)  # facts about a device that change by the second
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def compute_key(config: Config, info: LoadedModelInfo) -> str | None:
-    """The key (hex) of the verdict of a model, with a config whose values of the device are filled in. None
-    if a file of the model was changed after it was read for its digest, so that nothing is sure."""
-    if has_changed_files(config, info):
-        return None
+def compute_key(config: Config, info: LoadedModelInfo) -> str:
+    """The key (hex) of the verdict of a model, with a config whose values of the device are filled in."""
     parts = {
         "format": FORMAT,
         "mlxrun": digest_source(),
@@ -65,15 +62,6 @@ def compute_key(config: Config, info: LoadedModelInfo) -> str | None:
     }
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def has_changed_files(config: Config, info: LoadedModelInfo) -> bool:
-    """Whether a file of the model was changed after its digest was begun, or has gone."""
-    files = list_model_files(config.model, info.folder)
-    try:
-        return any(path.stat().st_ctime >= info.read_at for path in files)
-    except OSError:
-        return True
 
 
 def describe_model(config: Config, info: LoadedModelInfo) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import MAX_ROWS, PoolingBatch
+from mlxrun.model.load.loader import check_digests
 from mlxrun.model.load.model_files import list_weight_files, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import name_file_errors, read_tensors
@@ -75,7 +76,9 @@ def build_encoder_runner(config: Config, info: LoadedModelInfo) -> PoolingRunner
             head = RelevanceHead(info.config, tensors, is_sigmoid(info.config, own))
         else:
             head = EmbeddingHead(read_sentence_config(info.folder, config.model))
-        return _choose_rows(config, info, EncoderStates(model), head, dtype)
+        runner = _choose_rows(config, info, EncoderStates(model), head, dtype)
+    check_digests(config.model, info)
+    return runner
 
 
 def _choose_rows(

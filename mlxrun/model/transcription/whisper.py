@@ -33,7 +33,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.transcription import Recording, TimedWord, Transcript, TranscriptSegment
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.load_progress import evaluate_parameters
-from mlxrun.model.load.loader import choose_dtype
+from mlxrun.model.load.loader import check_digests, choose_dtype
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import name_file_errors
@@ -283,4 +283,5 @@ def load_whisper(settings: ModelSettings, info: LoadedModelInfo) -> WhisperRunne
     model.eval()
     model._processor = SimpleNamespace(tokenizer=_KnownTokenizer(info.tokenizer))
     evaluate_parameters(model, info.name)
+    check_digests(settings, info)
     return WhisperRunner(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import py_compile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +99,24 @@ def test_modules_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "none"))
     assert load_scorer("scorers_of_this_test:half").score(ANSWER) == Verdict(0.5)
+
+
+@pytest.mark.parametrize("name", ["{}:score", "{}.py:score", "by_{}.py:score", "by_{}:score"])
+def test_a_source_is_called_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Python takes its cached code for that of a source with the same size and second, be it that of the
+    scorer, or of a module that it imports: here, of the version before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = f"edited_{len(name)}_{name[0] == 'b'}"
+    for score in ("0.25", "0.75"):
+        path = tmp_path / f"{module}.py"
+        path.write_text(f"def score(answer):\n    return {score}\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        if score == "0.25":
+            py_compile.compile(str(path))
+    (tmp_path / f"by_{module}.py").write_text(f"from {module} import score\n")
+    scorer = load_scorer(name.format(module))
+    assert scorer.score(ANSWER).score == 0.75
 
 
 def test_one_call_at_a_time(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -22,6 +24,10 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "model"
     shutil.copytree(EMBEDDED, made)
     return made
+
+
+def update_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,7 @@ def test_each_digest_names_its_files(folder: Path, name: str, changed: set[str])
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "special_tokens_map.json"])
 def test_what_a_tokenizer_is_made_of_counts_where_there_is_no_tokenizer_json(folder: Path, name: str) -> None:
     """Beside a tokenizer.json, these are from the time before it, and nothing reads them."""
+    update_json(folder / "tokenizer_config.json", added_tokens_decoder={})
     plain = compute_digests(folder, None)
     (folder / name).write_text("a")
     assert compute_digests(folder, None) == plain
@@ -51,6 +58,27 @@ def test_what_a_tokenizer_is_made_of_counts_where_there_is_no_tokenizer_json(fol
     found = [compute_digests(folder, None)["tokenizer"]]
     (folder / name).write_text("b")
     assert compute_digests(folder, None)["tokenizer"] not in (*found, plain["tokenizer"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("special_tokens_map.json", '{"bos_token": "a"}'), ("added_tokens.json", '{"zzz": 999}')],
+)
+def test_files_count_from_which_transformers_takes_tokens(folder: Path, name: str, content: str) -> None:
+    """It reads them beside a tokenizer.json too, unless its config has the tokens itself."""
+
+    def look() -> tuple[str, str | None, int]:
+        tokenizer = load_model_info(ModelSettings(path=str(folder))).tokenizer
+        return compute_digests(folder, None)["tokenizer"], tokenizer.bos_token, len(tokenizer)
+
+    before = look()
+    (folder / name).write_text(content)
+    after = look()
+    assert after[0] != before[0] and after[1:] != before[1:]
+    update_json(folder / "tokenizer_config.json", added_tokens_decoder={})
+    found = [look()]
+    (folder / name).unlink()
+    assert [look()] == found
 
 
 def test_files_of_sentence_transformers_count(folder: Path) -> None:

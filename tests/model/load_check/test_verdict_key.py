@@ -95,15 +95,6 @@ def test_a_template_counts(folder: Path, tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
-def test_a_file_that_changed_after_it_was_read_makes_no_key(folder: Path) -> None:
-    config = resolve_config(engine_driver.make_config(folder))
-    info = load_model_info(config.model, weights=True)
-    assert compute_key(config, info) is not None
-    assert compute_key(config, replace(info, read_at=0.0)) is None
-    (folder / "model.safetensors").touch()
-    assert compute_key(config, info) is None
-
-
 # -- code, libraries, device --------------------------------------------------------------------------------
 
 
