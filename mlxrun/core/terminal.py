@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BAR_MOVES = re.compile(r"\r|(?:\x1b\[A)+\Z")
 
 
-PIPED_TABLE_WIDTH = 100_000  # columns of a table where nothing is wrapped
+_PIPED_TABLE_WIDTH = 100_000  # columns of a table where nothing is wrapped
 
 
 class FilteredStream:
@@ -136,12 +136,24 @@ def open_console(stream: IO[str] | None = None, width: int | None = None, **opti
     return VisibleConsole(file=plain, width=None if stream.isatty() else width, **options)
 
 
-def print_table(columns: Iterable[Column], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table without lines to standard output. Only a terminal wraps its rows: a pipe has one line for
-    each, so that what is in it can be found."""
+def make_columns(heads: Iterable[str], texts: int = 2) -> list[Column]:
+    """Make the columns of a table, of which the first `texts` are texts, and the others numbers."""
+    from rich.table import Column
+
+    return [
+        Column(head, justify="left" if at < texts else "right", overflow="fold")
+        for at, head in enumerate(heads)
+    ]
+
+
+def print_table(
+    columns: Iterable[Column], rows: Iterable[Iterable[str]], stream: IO[str] | None = None
+) -> None:
+    """Print a table without lines, by default to standard output. Brackets in it are no markup. Only a
+    terminal wraps its rows: a pipe has one line for each, so that what is in it can be found."""
     from rich.table import Table
 
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    open_console(width=PIPED_TABLE_WIDTH).print(table)
+    open_console(stream, _PIPED_TABLE_WIDTH, markup=False).print(table)
