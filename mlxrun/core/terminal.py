@@ -127,13 +127,14 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 
 
 def open_console(stream: IO[str] | None = None, width: int | None = None, **options: Any) -> Console:
-    """A console that makes all text visible before it lays it out and styles it. `width`: columns where the
-    stream is no terminal. The stream is standard output by default."""
+    """A console that makes all text visible before it lays it out and styles it. Brackets in a text are no
+    markup. `width`: columns where the stream is no terminal. The stream is standard output by default."""
     from mlxrun.core.visible_console import VisibleConsole
 
     stream = sys.stdout if stream is None else stream
     plain = stream.unfiltered if isinstance(stream, FilteredStream) else stream
-    return VisibleConsole(file=plain, width=None if stream.isatty() else width, **options)
+    width = None if stream.isatty() else width
+    return VisibleConsole(file=plain, width=width, markup=False, highlight=False, **options)
 
 
 def make_columns(heads: Iterable[str], texts: int = 2) -> list[Column]:
@@ -149,11 +150,11 @@ def make_columns(heads: Iterable[str], texts: int = 2) -> list[Column]:
 def print_table(
     columns: Iterable[Column], rows: Iterable[Iterable[str]], stream: IO[str] | None = None
 ) -> None:
-    """Print a table without lines, by default to standard output. Brackets in it are no markup. Only a
-    terminal wraps its rows: a pipe has one line for each, so that what is in it can be found."""
+    """Print a table without lines, by default to standard output. Only a terminal wraps its rows: a pipe has
+    one line for each, so that what is in it can be found."""
     from rich.table import Table
 
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    open_console(stream, _PIPED_TABLE_WIDTH, markup=False).print(table)
+    open_console(stream, _PIPED_TABLE_WIDTH).print(table)

@@ -47,7 +47,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
 
 def show(found: Comparison, capsys: pytest.CaptureFixture[str]) -> str:
-    print_comparison(found, {}, open_console(width=150, highlight=False, soft_wrap=False))
+    print_comparison(found, {}, open_console(width=150))
     return capsys.readouterr().out
 
 
