@@ -19,7 +19,7 @@ from mlxrun.api.text.model_info import ModelInfo, choose_adapter
 from mlxrun.api.text.prompt import check_text
 from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import reject, reject_choice, reject_unsupported
+from mlxrun.core.field_errors import check_given, reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.transcription import Recording, SpeechModel, Transcript, TranscriptSegment
 
@@ -141,8 +141,7 @@ def read_form_fields(fields: Mapping[str, str | list[str]]) -> dict[str, Any]:
 def check_transcription_body(body: Any, *, strict: bool = False) -> dict[str, Any]:
     """Return the fields of a body that have an effect. RequestError if one is wrong for every model."""
     given = TRANSCRIPTION.check(body, strict=strict)
-    if "file" not in given:
-        reject("file", "missing", code="missing_field")
+    check_given(given, "file")
     kind = given.get("response_format", "json")
     if "timestamp_granularities" in given and kind != "verbose_json":
         reject("timestamp_granularities", f"needs response_format verbose_json, not {kind}")
