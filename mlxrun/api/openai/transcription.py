@@ -150,15 +150,12 @@ def check_transcription_body(body: Any, *, strict: bool = False) -> dict[str, An
     return given
 
 
-def check_transcription_line(body: Any) -> dict[str, Any]:
-    """Return the fields of a job's line that have an effect. RequestError as `check_transcription_body`, and
-    if its response would be a text."""
-    given = check_transcription_body(body)
-    if given.get("response_format") in TEXTS:
-        reject(
-            "response_format", f"{given['response_format']} is no JSON: a line takes json and verbose_json"
-        )
-    return given
+def check_transcription_line(body: Any) -> None:
+    """Check the body of a job's line. RequestError as `check_transcription_body`, and if the response would
+    be a text."""
+    kind = check_transcription_body(body).get("response_format")
+    if kind in TEXTS:
+        reject("response_format", f"{kind} is no JSON: a line takes json and verbose_json")
 
 
 def find_speech_model(model_info: ModelInfo) -> SpeechModel:
