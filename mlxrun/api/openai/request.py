@@ -198,7 +198,7 @@ def _build_grammar(
     if budget is None:
         return grammar
     most, param = budget
-    before = prompt.text_before_continuation
+    before = prompt.text.removesuffix(prompt.continuation)
     limited = build_thinking_budget(most, formats.reasoning, before, context.model_info, grammar, param=param)
     return dataclasses.replace(limited, continuation=prompt.continuation.encode())
 
