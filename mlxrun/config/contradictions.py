@@ -132,17 +132,17 @@ forbid(
     "sampling.max_tokens {0} leaves no room for a prompt in model.context_length {1}",
     lambda answer, context: answer is not None and context is not None and answer >= context,
 )
-forbid(  # decoded images must leave memory for the model
-    ("media.memory_bytes", "scheduler.memory_limit"),
-    "{0} bytes for images leave nothing of scheduler.memory_limit {1}",
-    lambda images, limit: images is not None and limit is not None and images >= limit,
-)
-forbid(  # as must what is cached of images
-    ("cache.image_bytes", "scheduler.memory_limit"),
-    "{0} bytes for image features leave nothing of scheduler.memory_limit {1}",
-    lambda features, limit: features is not None and limit is not None and features >= limit,
-)
-forbid(  # and both together
+for _path, _what in (  # each must leave memory for the model
+    ("media.memory_bytes", "images"),
+    ("cache.image_bytes", "image features"),
+    ("cache.memory_bytes", "the prefix cache"),
+):
+    forbid(
+        (_path, "scheduler.memory_limit"),
+        f"{{0}} bytes for {_what} leave nothing of scheduler.memory_limit {{1}}",
+        lambda size, limit: size is not None and limit is not None and size >= limit,
+    )
+forbid(  # as must images and features together
     ("media.memory_bytes", "cache.image_bytes", "scheduler.memory_limit"),
     "{0} bytes for images and {1} for their features leave nothing of scheduler.memory_limit {2}",
     lambda images, features, limit: (
@@ -151,11 +151,6 @@ forbid(  # and both together
         and limit is not None
         and max(images, features) < limit <= images + features
     ),
-)
-forbid(  # as must the prefix cache
-    ("cache.memory_bytes", "scheduler.memory_limit"),
-    "{0} bytes for the prefix cache leave nothing of scheduler.memory_limit {1}",
-    lambda cache, limit: cache is not None and limit is not None and cache >= limit,
 )
 forbid(
     ("cache.stored_bits", "engine.reproducible"),

@@ -102,6 +102,13 @@ def check_type(value: Any, expected: type, param: str) -> Any:
     return value
 
 
+def check_given(given: Mapping[str, Any], *names: str) -> None:
+    """RequestError if one of these fields is missing."""
+    for name in names:
+        if name not in given:
+            reject(name, "missing", code="missing_field")
+
+
 def get_required(value: dict[str, Any], key: str, expected: type, param: str) -> Any:
     """Returns a field of an object. RequestError if it is missing, null, or of another JSON type."""
     if value.get(key) is None:

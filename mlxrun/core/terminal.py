@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BAR_MOVES = re.compile(r"\r|(?:\x1b\[A)+\Z")
 
 
-PIPED_TABLE_WIDTH = 100_000  # columns of a table where nothing is wrapped
+_PIPED_TABLE_WIDTH = 100_000  # columns of a table where nothing is wrapped
 
 
 class FilteredStream:
@@ -127,21 +127,34 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 
 
 def open_console(stream: IO[str] | None = None, width: int | None = None, **options: Any) -> Console:
-    """A console that makes all text visible before it lays it out and styles it. `width`: columns where the
-    stream is no terminal. The stream is standard output by default."""
+    """A console that makes all text visible before it lays it out and styles it. Brackets in a text are no
+    markup. `width`: columns where the stream is no terminal. The stream is standard output by default."""
     from mlxrun.core.visible_console import VisibleConsole
 
     stream = sys.stdout if stream is None else stream
     plain = stream.unfiltered if isinstance(stream, FilteredStream) else stream
-    return VisibleConsole(file=plain, width=None if stream.isatty() else width, **options)
+    width = None if stream.isatty() else width
+    return VisibleConsole(file=plain, width=width, markup=False, highlight=False, **options)
 
 
-def print_table(columns: Iterable[Column], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table without lines to standard output. Only a terminal wraps its rows: a pipe has one line for
-    each, so that what is in it can be found."""
+def make_columns(heads: Iterable[str], texts: int = 2) -> list[Column]:
+    """Make the columns of a table, of which the first `texts` are texts, and the others numbers."""
+    from rich.table import Column
+
+    return [
+        Column(head, justify="left" if at < texts else "right", overflow="fold")
+        for at, head in enumerate(heads)
+    ]
+
+
+def print_table(
+    columns: Iterable[Column], rows: Iterable[Iterable[str]], stream: IO[str] | None = None
+) -> None:
+    """Print a table without lines, by default to standard output. Only a terminal wraps its rows: a pipe has
+    one line for each, so that what is in it can be found."""
     from rich.table import Table
 
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    open_console(width=PIPED_TABLE_WIDTH).print(table)
+    open_console(stream, _PIPED_TABLE_WIDTH).print(table)

@@ -72,6 +72,15 @@ def read_regular(path: Path, most: int = MAX_TEXT, *, streams: bool = False) -> 
     return data
 
 
+def stamp_file(path: Path) -> list[int] | None:
+    """The size of a file and the time of its last change in ns. None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file. OSError if it is not a regular file."""
     with open_regular(path) as file:

@@ -13,16 +13,15 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.scoring.intervals import find_quantile
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-
+Array = np.ndarray[Any, np.dtype[Any]]
 ELO = 400 / math.log(10)  # points of a strength of 1
 _TIE = "tie"  # in place of a winner
 _KEYS = ("first", "second", "winner", "id")
@@ -90,8 +89,6 @@ def _parse_pair(path: Path, number: int, text: str) -> JudgedPair:
 def fit_strengths(pairs: Sequence[JudgedPair]) -> list[Strength]:
     """Fit the strengths, and list the strongest first. ValueError if the pairs give none: where models that
     are compared never lose to the others, their strength has no bound."""
-    import numpy as np
-
     names = sorted({name for pair in pairs for name in (pair.first, pair.second)})
     at = {name: number for number, name in enumerate(names)}
     first, second = (np.array([at[getattr(pair, side)] for pair in pairs]) for side in ("first", "second"))
@@ -119,8 +116,6 @@ def fit_strengths(pairs: Sequence[JudgedPair]) -> list[Strength]:
 
 def _count_wins(first: Array, second: Array, outcomes: Array, count: int) -> tuple[Array, Array]:
     """How often each model won against each other one, and how often they were compared."""
-    import numpy as np
-
     wins = np.zeros((count, count))
     np.add.at(wins, (first, second), outcomes)
     np.add.at(wins, (second, first), 1 - outcomes)
@@ -128,8 +123,6 @@ def _count_wins(first: Array, second: Array, outcomes: Array, count: int) -> tup
 
 
 def _check_connected(wins: Array, names: Sequence[str]) -> None:
-    from scipy.sparse.csgraph import connected_components
-
     count, parts = connected_components(wins > 0, directed=True, connection="strong")
     if count > 1:
         groups = [
@@ -143,8 +136,6 @@ def _check_connected(wins: Array, names: Sequence[str]) -> None:
 
 def _maximize(wins: Array, games: Array) -> Array:
     """The strengths of the greatest likelihood, by Newton's method; their mean is 0."""
-    import numpy as np
-
     strengths = np.zeros(len(wins))
     for _ in range(200):
         expected, hessian = _expect(strengths, games)
@@ -158,8 +149,6 @@ def _maximize(wins: Array, games: Array) -> Array:
 
 def _expect(strengths: Array, games: Array) -> tuple[Array, Array]:
     """The expected wins of each model, and the matrix of information."""
-    import numpy as np
-
     chances = 1 / (1 + np.exp(strengths[None, :] - strengths[:, None]))
     weights = games * chances * (1 - chances)
     return (games * chances).sum(axis=1), np.diag(weights.sum(axis=1)) - weights
@@ -169,8 +158,6 @@ def _compute_errors(
     strengths: Array, first: Array, second: Array, outcomes: Array, questions: Sequence[Hashable]
 ) -> tuple[Array, int]:
     """The standard error of each strength, clustered by question, and the number of questions."""
-    import numpy as np
-
     numbers: dict[Hashable, int] = {}
     rows = np.array([numbers.setdefault(each, len(numbers)) for each in questions])
     units, count = len(numbers), len(strengths)

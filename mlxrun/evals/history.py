@@ -24,10 +24,9 @@ from typing import Any
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
-from mlxrun.evals.statistics import ALPHA
 from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run.progress import pluralize
-from mlxrun.jobs.scoring.intervals import find_quantile
+from mlxrun.jobs.scoring.intervals import ALPHA, find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
 
 FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant

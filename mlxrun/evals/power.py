@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mlxrun.evals.statistics import ALPHA, PairedDifference
+from mlxrun.evals.statistics import PairedDifference
+from mlxrun.jobs.scoring.intervals import ALPHA
 
 POWER = 0.8
 _MOST_UNITS = 10**12

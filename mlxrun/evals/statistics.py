@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtr, stdtr, stdtrit
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+from mlxrun.jobs.scoring.intervals import ALPHA, CONFIDENCE
 
-LEVEL = 0.95  # of intervals
-ALPHA = 0.05  # a p value below it is significant
+Array = np.ndarray[Any, np.dtype[Any]]
 RESAMPLES = 100_000
 _MOST_SAMPLED = 100_000_000  # numbers in one bootstrap; with more different values there are fewer resamples
 _FEWEST_RESAMPLES = 2000
@@ -118,8 +117,6 @@ class Units:
         """Add a unit with the greatest gain and one with the greatest loss, if few units differ. They would
         not show how much differences vary. For scores of 0 and 1, see Bonett and Price, Adjusted Wald
         Confidence Interval for a Difference of Binomial Proportions Based on Paired Data (2012)."""
-        import numpy as np
-
         times = np.unique(np.round(self.sums / self.sizes, 12), return_counts=True)[1]
         if self.count - times.max() >= _FEW:
             return self
@@ -128,8 +125,6 @@ class Units:
 
     def compute_bounds(self, level: float) -> Bounds:
         """Compute the interval of the mean by Student's t."""
-        from scipy.special import stdtrit
-
         reach = float(stdtrit(self.count - 1, (1 + level) / 2)) * self.error
         return max(-1.0, self.mean - reach), min(1.0, self.mean + reach)
 
@@ -144,8 +139,6 @@ def compare_scores(
 ) -> PairedDifference:
     """Compare the scores of the same lines in the same order. `clusters`: the cluster of each line;
     `resamples`: the most resamples of the bootstrap. ValueError if there are no lines."""
-    import numpy as np
-
     before, after = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if not len(before):
         raise ValueError("no lines to compare")
@@ -175,9 +168,6 @@ def compute_equivalence(
     """Test whether the scores of two runs differ by less than `margin`. Lines that are all equal prove no
     more than their number allows. So the p value is at least (1 - margin)^units. This is the probability of
     seeing no difference if a share of lines as large as the margin differs."""
-    import numpy as np
-    from scipy.special import stdtr
-
     units = group_units(np.asarray(second, dtype=float) - np.asarray(first, dtype=float), clusters)
     floor = float((1 - min(margin, 1.0)) ** units.count)
     units = units.add_opposites()
@@ -209,8 +199,6 @@ def adjust_by_holm(values: Sequence[float]) -> list[float]:
 
 
 def group_units(differences: Array, clusters: Sequence[object] | None) -> Units:
-    import numpy as np
-
     if clusters is None:
         return Units(differences, np.ones(len(differences)))
     numbers: dict[object, int] = {}
@@ -220,12 +208,10 @@ def group_units(differences: Array, clusters: Sequence[object] | None) -> Units:
 
 def _compute_t_test(units: Units) -> tuple[Bounds, float]:
     """The interval and the two-sided p value of a paired t test, over clusters where there are some."""
-    from scipy.special import stdtr
-
     if units.is_constant:
-        return units.add_opposites().compute_bounds(LEVEL), units.constant_p
+        return units.add_opposites().compute_bounds(CONFIDENCE), units.constant_p
     p = 2 * stdtr(units.count - 1, -abs(units.mean) / units.error)
-    return units.compute_bounds(LEVEL), float(p)
+    return units.compute_bounds(CONFIDENCE), float(p)
 
 
 def _resample_interval(units: Units, seed: int, resamples: int) -> Bounds:
@@ -234,13 +220,10 @@ def _resample_interval(units: Units, seed: int, resamples: int) -> Bounds:
     The level is expanded for small numbers, where a bootstrap is too narrow, as in Hesterberg, What Teachers
     Should Know About the Bootstrap (2015), section 5.3.
     """
-    import numpy as np
-    from scipy.special import ndtr, stdtrit
-
     enough = units.add_opposites()
     if enough is not units:
-        return enough.compute_bounds(LEVEL)
-    count, tail = units.count, (1 - LEVEL) / 2
+        return enough.compute_bounds(CONFIDENCE)
+    count, tail = units.count, (1 - CONFIDENCE) / 2
     means = _resample_means(units, np.random.default_rng(seed), resamples)
     tail = float(ndtr((count / (count - 1)) ** 0.5 * stdtrit(count - 1, tail)))
     low, high = np.quantile(means, [tail, 1 - tail])
@@ -250,8 +233,6 @@ def _resample_interval(units: Units, seed: int, resamples: int) -> Bounds:
 def _resample_means(units: Units, rng: np.random.Generator, resamples: int) -> Array:
     """The mean difference of each resample. Units with equal differences are interchangeable, so that how
     often each of them is in a resample is multinomial; if most differ, units are chosen one by one."""
-    import numpy as np
-
     count = units.count
     rows = np.stack([units.sums, units.sizes], axis=1)
     values, times = np.unique(rows, axis=0, return_counts=True)

@@ -31,13 +31,10 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "admin": ("/v1/status", None),
     "ui": (UI_PATH, None),
 }
-_UNTEMPLATED_REQUESTS = {
-    name: FIRST_REQUESTS[name]
-    for name in ("embeddings", "transcriptions", "tokenize", "batches", "admin", "ui")
-} | {
-    "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
-}  # of a model without a chat template
 GENERATING = ("openai", "responses", "anthropic", "ollama")  # of these keys
+# Of a model without a chat template.
+_UNTEMPLATED_REQUESTS = {name: first for name, first in FIRST_REQUESTS.items() if name not in GENERATING}
+_UNTEMPLATED_REQUESTS["openai"] = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30}
 _NAMING = ("/v1/messages", "/api/chat")  # whose bodies name the model
 
 

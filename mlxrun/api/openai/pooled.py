@@ -20,7 +20,6 @@ import numpy as np
 from mlxrun.api.body_schema import ANY, BOOL, LIST, OBJECT, STRING, Accepted, BodySchema, Schema
 from mlxrun.api.openai.pooled_texts import (
     PAIR_NAMES,
-    check_given,
     encode_inputs,
     encode_pairs,
     find_pooled_model,
@@ -30,7 +29,7 @@ from mlxrun.api.openai.pooled_texts import (
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.model_info import choose_adapter
 from mlxrun.core.errors import InternalError
-from mlxrun.core.field_errors import reject, reject_type, reject_unsupported
+from mlxrun.core.field_errors import check_given, reject, reject_type, reject_unsupported
 from mlxrun.core.request import PooledModel, Request, SamplingParams
 from mlxrun.core.workers import run_on_text
 

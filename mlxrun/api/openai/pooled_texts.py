@@ -14,6 +14,7 @@ from mlxrun.api.text.templates.template import get_image_markers
 from mlxrun.api.text.tokens.tokens import count_least_tokens
 from mlxrun.core.errors import PromptTooLong, RequestError
 from mlxrun.core.field_errors import (
+    check_given,
     check_keys,
     check_type,
     get_required,
@@ -78,13 +79,6 @@ def read_text_pairs(given: Mapping[str, Any]) -> list[TextPair]:
         reject(second, f"has {len(right)} texts, and {first} has {len(left)}: give as many, or one {first}")
     pairs = zip(left, right, strict=True)
     return [TextPair(query, text, query_param, param) for (query_param, query), (param, text) in pairs]
-
-
-def check_given(given: Mapping[str, Any], *names: str) -> None:
-    """Raise RequestError if one of these fields is missing."""
-    for name in names:
-        if name not in given:
-            reject(name, "missing", code="missing_field")
 
 
 def _read_texts(given: Mapping[str, Any], name: str) -> dict[str, str]:

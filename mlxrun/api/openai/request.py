@@ -60,7 +60,7 @@ from mlxrun.api.text.templates.template import (
 )
 from mlxrun.api.text.templates.template_support import get_message_support
 from mlxrun.api.text.tools import describe_tools_in_prompt, read_offered_tools
-from mlxrun.core.field_errors import UNSUPPORTED, reject, reject_choice, reject_unsupported
+from mlxrun.core.field_errors import UNSUPPORTED, check_given, reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Grammar, LoraAdapter, Request, SamplingParams
 from mlxrun.core.workers import GRAMMARS, IMAGES, run_on_text
 
@@ -150,9 +150,7 @@ def _check_combinations(
         reject_unsupported("suffix", "not together with echo and logprobs")
     if "prompt_logprobs" in given and given.get("stream"):
         reject_unsupported("prompt_logprobs", "not in streams; use echo and logprobs of completions")
-    required = "messages" if kind == "chat" else "prompt"
-    if required not in given:
-        reject(required, "missing", code="missing_field")
+    check_given(given, "messages" if kind == "chat" else "prompt")
     if WINDOWS in given:
         check_prompt_windows(given)
 
@@ -200,7 +198,7 @@ def _build_grammar(
     if budget is None:
         return grammar
     most, param = budget
-    before = prompt.text_before_continuation
+    before = prompt.text.removesuffix(prompt.continuation)
     limited = build_thinking_budget(most, formats.reasoning, before, context.model_info, grammar, param=param)
     return dataclasses.replace(limited, continuation=prompt.continuation.encode())
 

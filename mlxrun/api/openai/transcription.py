@@ -19,7 +19,7 @@ from mlxrun.api.text.model_info import ModelInfo, choose_adapter
 from mlxrun.api.text.prompt import check_text
 from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import reject, reject_choice, reject_unsupported
+from mlxrun.core.field_errors import check_given, reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.transcription import Recording, SpeechModel, Transcript, TranscriptSegment
 
@@ -141,8 +141,7 @@ def read_form_fields(fields: Mapping[str, str | list[str]]) -> dict[str, Any]:
 def check_transcription_body(body: Any, *, strict: bool = False) -> dict[str, Any]:
     """Return the fields of a body that have an effect. RequestError if one is wrong for every model."""
     given = TRANSCRIPTION.check(body, strict=strict)
-    if "file" not in given:
-        reject("file", "missing", code="missing_field")
+    check_given(given, "file")
     kind = given.get("response_format", "json")
     if "timestamp_granularities" in given and kind != "verbose_json":
         reject("timestamp_granularities", f"needs response_format verbose_json, not {kind}")
@@ -151,15 +150,12 @@ def check_transcription_body(body: Any, *, strict: bool = False) -> dict[str, An
     return given
 
 
-def check_transcription_line(body: Any) -> dict[str, Any]:
-    """Return the fields of a job's line that have an effect. RequestError as `check_transcription_body`, and
-    if its response would be a text."""
-    given = check_transcription_body(body)
-    if given.get("response_format") in TEXTS:
-        reject(
-            "response_format", f"{given['response_format']} is no JSON: a line takes json and verbose_json"
-        )
-    return given
+def check_transcription_line(body: Any) -> None:
+    """Check the body of a job's line. RequestError as `check_transcription_body`, and if the response would
+    be a text."""
+    kind = check_transcription_body(body).get("response_format")
+    if kind in TEXTS:
+        reject("response_format", f"{kind} is no JSON: a line takes json and verbose_json")
 
 
 def find_speech_model(model_info: ModelInfo) -> SpeechModel:

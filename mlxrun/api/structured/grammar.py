@@ -13,7 +13,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -276,20 +276,12 @@ def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
 
 def call_on_deep_stack(function: Callable[[], T]) -> T:
     """Call the function on a thread with a stack of STACK_BYTES. Blocks until it has returned or raised."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="deep stack")
+    pool = ThreadPoolExecutor(1, "deep stack")
     with _stack_size_lock:
         before = threading.stack_size(STACK_BYTES)
         try:
-            thread.start()
+            result = pool.submit(function)  # which starts the thread
         finally:
             threading.stack_size(before)
-    thread.join()
+    pool.shutdown(wait=False)  # the thread ends once it has returned
     return result.result()

@@ -64,10 +64,6 @@ class RenderedPrompt:
     offsets: tuple[int, ...] = ()
     logprobs_from: int = 1
 
-    @property
-    def text_before_continuation(self) -> str:
-        return self.text.removesuffix(self.continuation)
-
 
 def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
     """Return the number of characters of all strings in a value. RequestError for a string that cannot be
@@ -76,7 +72,7 @@ def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
     for path, text in iterate_strings(value, param):
         if not text.isascii() and _SURROGATE.search(text):
             reject(path, "contains half of a surrogate pair, which is not Unicode text")
-        token = markers.find_reserved_token(text)
+        token = next((token for token in markers.reserved if token in text), None)
         if token is not None:
             reject(path, f"contains the model's media token {token!r}; remove it or spell it differently")
         size += len(text)

@@ -70,7 +70,7 @@ def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]]
 def print_notes(lines: Iterable[str], console: Console) -> None:
     """Print lines under a table."""
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)  # MLX's errors begin with [...]
+        console.print(line, soft_wrap=True)
 
 
 def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -113,8 +113,8 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print a table of the findings by area, and the advice below it."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     console = open_console(width=PIPED_WIDTH)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -123,8 +123,9 @@ def print_findings(findings: Sequence[Finding]) -> None:
     area = ""
     for finding in findings:
         title, area = ("" if finding.area == area else finding.area), finding.area
-        table.add_row(title, escape(finding.name), MARKS[finding.level], escape(finding.value))
+        mark = Text.from_markup(MARKS[finding.level])
+        table.add_row(title, finding.name, mark, finding.value)
     console.print(table)
     for finding in findings:
         if finding.advice:
-            console.print(escape(f"{finding.name}: {finding.advice}"), highlight=False, soft_wrap=True)
+            console.print(f"{finding.name}: {finding.advice}", soft_wrap=True)

@@ -144,7 +144,7 @@ def command(
     jobs = CellJobs(file, make_row_report)
     jobs.check(cells)
     file.raise_problems()
-    command = _EvalCommand(base, cells, _choose_cells(cells, only), jobs, output or suite.with_suffix(".out"))
+    command = _EvalCommand(cells, _choose_cells(cells, only), jobs, output or suite.with_suffix(".out"))
     if dry_run:
         return run_async(command.check_cost(flags["limit"]))
     if raw is not None:
@@ -234,7 +234,6 @@ def _list_names(cell: Cell) -> tuple[str, str, str]:
 class _EvalCommand:
     """What the command does once the suite is read. `chosen`: the cells that are to run, of all `cells`."""
 
-    base: LoadedConfig
     cells: Sequence[Cell]
     chosen: Sequence[Cell]
     jobs: CellJobs

@@ -33,7 +33,7 @@ from mlxrun.core.errors import (
     RequestError,
     TimedOut,
 )
-from mlxrun.core.field_errors import find_closest, quote, suggest_word
+from mlxrun.core.field_errors import quote, suggest
 from mlxrun.core.workers import finishes_before
 from mlxrun.server.telemetry import OPERATIONS
 
@@ -106,7 +106,7 @@ class ModelPool:
         """Find a model by one of its names. NotFound with the nearest one."""
         found = self._names.get(name)
         if found is None:
-            near = suggest_word(find_closest(name, list(self._names)))
+            near = suggest(name, self._names)
             names = dict.fromkeys(name for slot in self.slots for name in slot.listed_names)
             text = f"model: {quote(name)} is not served here{near}; the names are {', '.join(names)}"
             raise NotFound(text, param="model", code="model_not_found")

@@ -21,6 +21,7 @@ from mlxrun.cluster.line_worker import LineWorker
 from mlxrun.cluster.messages import PROTOCOL, SentLine, WorkerFacts, WorkerReport
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.text_files import stamp_file
 from mlxrun.core.visible_text import start_logging
 from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
 from mlxrun.jobs.records.manifest_checks import list_versions
@@ -41,18 +42,9 @@ class WorkerSpec:
 
     config: Config
     job: Path
-    job_stamp: tuple[int, int]
+    job_stamp: list[int]
     cache: Path
     linger: float
-
-
-def stamp_job(path: Path) -> tuple[int, int] | None:
-    """Return the size of a job file and the time of its last change in ns. None if it is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
@@ -84,7 +76,7 @@ class LineActor:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._shares_folder = stamp_job(spec.job) == spec.job_stamp
+        self._shares_folder = stamp_file(spec.job) == spec.job_stamp
         self._worker: LineWorker | None = None
         self._model_info: LoadedModelInfo | None = None
         start_logging(spec.config.log.level)

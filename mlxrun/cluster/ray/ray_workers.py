@@ -20,11 +20,12 @@ from mlxrun.api.text.media.media_sources import MediaSources
 from mlxrun.cluster.line_worker import LINGER
 from mlxrun.cluster.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
 from mlxrun.cluster.pool import DispatchedPool
-from mlxrun.cluster.ray.ray_actor import LineActor, WorkerSpec, stamp_job
+from mlxrun.cluster.ray.ray_actor import LineActor, WorkerSpec
 from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, leave_ray, make_watch, raise_refused
 from mlxrun.cluster.ray.ray_cluster import connect, place_workers
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MediaError
+from mlxrun.core.text_files import stamp_file
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images, is_local_path
 from mlxrun.jobs.run.line_answerer import count_lines_at_once
@@ -90,7 +91,7 @@ class RayJob:
         file cannot be read."""
         ray = connect(self.address)
         places = place_workers(ray, self.config.workers)
-        stamp = stamp_job(self.job)
+        stamp = stamp_file(self.job)
         if stamp is None:
             raise JobError(f"{self.job}: cannot be read")
         crew = self._crew = RayCrew(ray, make_watch(ray), self.mixed)

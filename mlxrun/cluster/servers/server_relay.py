@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily
 from yarl import URL
 
 from mlxrun import __version__
+from mlxrun.api.responses.request import find_conversation_id
 from mlxrun.cluster.servers.merged_metrics import MergedMetrics, PastCounts
 from mlxrun.cluster.servers.relayed_answer import NOT_SENT
 from mlxrun.config.settings import Config
@@ -159,8 +160,7 @@ class Relay:
     def find_owner(self, request: web.Request, fields: Mapping[str, Any]) -> RelayedSlot | None:
         """The worker that has the response or conversation of a request; None if any worker will do. NotFound
         if there is no such worker."""
-        found = fields.get("conversation")
-        named = found.get("id") if isinstance(found, dict) else found
+        named = find_conversation_id(fields)
         path = request.path if request.path.startswith(("/v1/responses/", "/v1/conversations/")) else ""
         name = (request.match_info.get("id") if path else None) or fields.get("previous_response_id") or named
         if not isinstance(name, str):

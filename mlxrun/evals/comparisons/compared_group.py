@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.pairing import PairedLine
 from mlxrun.evals.power import ComparisonPower
 from mlxrun.evals.statistics import (
-    ALPHA,
-    LEVEL,
     Bounds,
     Equivalence,
     PairedDifference,
@@ -26,7 +27,7 @@ from mlxrun.evals.statistics import (
     compute_equivalence,
     compute_least_p,
 )
-from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.scoring.intervals import ALPHA, CONFIDENCE, ConfidenceInterval, ScoreMean
 from mlxrun.jobs.scoring.measure import (
     HIGHER,
     SHARE,
@@ -36,11 +37,7 @@ from mlxrun.jobs.scoring.measure import (
     estimate_rounding,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-
+Array = np.ndarray[Any, np.dtype[Any]]
 _RESAMPLES = 2000
 _Side = ScoreMean | MeasuredLines  # the scores of one side
 
@@ -178,7 +175,7 @@ def compare_measured(first: MeasuredLines, second: MeasuredLines, *, seed: int =
     """Compare the figures of the same lines in the same order, with the same clusters. ValueError if a figure
     is undefined."""
     found = _measure_difference(first, second, seed)
-    interval = found.compute_bounds(LEVEL)
+    interval = found.compute_bounds(CONFIDENCE)
     return PairedDifference(
         lines=first.count,
         units=found.count,
@@ -212,9 +209,6 @@ class _MeasuredDifference:
         return self.second - self.first
 
     def compute_bounds(self, level: float) -> Bounds:
-        import numpy as np
-        from scipy.special import stdtrit
-
         if self.units is not None:
             reach = float(stdtrit(self.units.count - 1, (1 + level) / 2)) * self.units.error
             return self.difference - reach, self.difference + reach
@@ -251,8 +245,6 @@ class _MeasuredDifference:
 
     def _compute_tail(self, distance: float) -> float:
         """The probability of a distance as low, by Student's t."""
-        from scipy.special import stdtr
-
         assert self.units is not None
         if self.units.error == 0:
             return float(distance >= 0)
@@ -260,8 +252,6 @@ class _MeasuredDifference:
 
 
 def _measure_difference(first: MeasuredLines, second: MeasuredLines, seed: int) -> _MeasuredDifference:
-    import numpy as np
-
     values, level = (first.value, second.value), first.measure.quantile
     if values[0] is None or values[1] is None:
         raise ValueError(f"{first.measure.aggregate} is undefined")
@@ -285,8 +275,6 @@ def _measure_difference(first: MeasuredLines, second: MeasuredLines, seed: int) 
 
 def _resample_quantiles(first: MeasuredLines, second: MeasuredLines, level: float, seed: int) -> Array:
     """The differences of the quantiles of resampled units."""
-    import numpy as np
-
     numbers, rng = np.array(first.list_units()), np.random.default_rng(seed)
     count = int(numbers.max()) + 1
     lines = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])

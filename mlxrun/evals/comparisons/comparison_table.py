@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlxrun.evals.comparisons.compared_group import ComparedGroup
@@ -32,23 +32,18 @@ FlipTexts = Mapping[str, str | None]
 def print_comparison(comparison: Comparison, answers: Mapping[str, FlipTexts], console: Console) -> None:
     """Print one comparison. `answers`: the texts of the flips that are shown with texts, by id."""
     for line in _describe_sides(comparison):
-        _print(console, line)
+        console.print(line, soft_wrap=True)
     groups = [*comparison.groups, comparison.total]
     console.print(_build_table("group", [(group.name, group) for group in groups]))
     if comparison.groups:
-        _print(console, "p of a group is adjusted for the number of groups; intervals are not")
+        console.print("p of a group is adjusted for the number of groups; intervals are not", soft_wrap=True)
     for line in _describe_tests(comparison.total):
-        _print(console, line)
+        console.print(line, soft_wrap=True)
     for which, flips in (("better", comparison.better), ("worse", comparison.worse)):
         _print_flips(console, which, flips, answers)
     for line in _describe_rest(comparison):
-        _print(console, line)
-    _print(console, f"Result: {_describe_result(comparison.total)}")
-
-
-def _print(console: Console, text: str) -> None:
-    """Print a text as it is: brackets are no markup."""
-    console.print(text, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
+    console.print(f"Result: {_describe_result(comparison.total)}", soft_wrap=True)
 
 
 def _describe_sides(comparison: Comparison) -> Iterator[str]:
@@ -82,8 +77,6 @@ def make_table(heads: Sequence[str], left: int = 0) -> Table:
 
 
 def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> Table:
-    from rich.markup import escape
-
     names = [what, "lines", "first [95 %]", "second [95 %]", "difference [95 %]", "better", "worse", "p"]
     if rows[0][1].equivalence is not None:
         names.append("equivalent")
@@ -103,7 +96,7 @@ def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> Table:
         if group.equivalence is not None:
             cells.append("yes" if group.equivalence.is_shown else "not shown")
         style = "bold" if name == "total" and len(rows) > 1 else ""
-        table.add_row(escape(name), *cells, style=style)
+        table.add_row(name, *cells, style=style)
     return table
 
 
@@ -161,20 +154,20 @@ def _print_flips(
         return
     names = ", ".join(flip.id for flip in flips[:_LISTED])
     more = f", ... ({len(flips) - _LISTED} more in --json)" if len(flips) > _LISTED else ""
-    _print(console, f"{pluralize(len(flips), 'line')} {which}: {names}{more}")
+    console.print(f"{pluralize(len(flips), 'line')} {which}: {names}{more}", soft_wrap=True)
     for flip in flips:
         if flip.id in answers:
-            _print(console, f"  {flip.id}: {flip.first:.4g} -> {flip.second:.4g}")
-            _print_texts(lambda line: _print(console, line), answers[flip.id])
+            console.print(f"  {flip.id}: {flip.first:.4g} -> {flip.second:.4g}", soft_wrap=True)
+            _print_texts(console, answers[flip.id])
 
 
-def _print_texts(write: Callable[[str], object], found: FlipTexts) -> None:
+def _print_texts(console: Console, found: FlipTexts) -> None:
     for name, text in found.items():
         if text is not None:
             short = text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + " ..."
             lines = textwrap.indent(short, " " * 15).replace(" " * 15, f"    {name + ':':<11}", 1)
             for line in lines.split("\n"):
-                write(line)
+                console.print(line, soft_wrap=True)
 
 
 def describe_lines(

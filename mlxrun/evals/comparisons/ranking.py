@@ -20,8 +20,8 @@ from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE, Comparison, compa
 from mlxrun.evals.comparisons.pairing import CellPair, LineFacts, PairingRules, match_cells, read_facts
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
-from mlxrun.evals.statistics import ALPHA, adjust_by_holm
-from mlxrun.jobs.scoring.intervals import ConfidenceInterval
+from mlxrun.evals.statistics import adjust_by_holm
+from mlxrun.jobs.scoring.intervals import ALPHA, ConfidenceInterval
 from mlxrun.jobs.scoring.measure import HIGHER, ScoreMeasure, describe_measure
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mlxrun.core.visible_text import make_line
 from mlxrun.evals.bradley_terry import Strength
 from mlxrun.evals.comparisons.comparison_table import describe_lines, describe_runs, format_p, make_table
 from mlxrun.evals.comparisons.ranking import CellRanking, RankedSide
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def print_ranking(ranking: CellRanking, console: Console) -> None:
     """Print the ranking of a cell, then the difference of each pair: the side of the row less the other."""
     if ranking.cell:
-        console.print(f"== {ranking.cell}", markup=False)
+        console.print(f"== {ranking.cell}")
     lines = {pair.comparison.total.result.lines for pair in ranking.pairs}
     heads = ["rank", "run", "score [95 %]", "ranks", "lines won", "strength [95 %]"]
     table = make_table(heads, left=1)
@@ -31,9 +30,9 @@ def print_ranking(ranking: CellRanking, console: Console) -> None:
     points = ranking.measure.points or "their unit"
     count = " to ".join(f"{each:,}" for each in sorted({min(lines), max(lines)}))
     text = f"difference of the row less the column, in {points}, over {count} lines; * p < 0.05, by Holm"
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
     for line in _describe_rest(ranking):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _describe_rest(ranking: CellRanking) -> Iterator[str]:
@@ -52,7 +51,7 @@ def print_strengths(strengths: Sequence[Strength], console: Console) -> None:
     table = make_table(["rank", "model", "strength [95 %]", "won", "pairs"], left=1)
     for at, each in enumerate(strengths, 1):
         table.add_row(
-            str(at), _escape(each.name), format_strength(each), f"{100 * each.wins:.1f} %", f"{each.pairs:,}"
+            str(at), each.name, format_strength(each), f"{100 * each.wins:.1f} %", f"{each.pairs:,}"
         )
     console.print(table)
 
@@ -68,7 +67,7 @@ def _make_row(rank: int, side: RankedSide, ranking: CellRanking) -> list[str]:
     strength = side.strength
     return [
         str(rank),
-        _escape(side.name),
+        side.name,
         ranking.measure.format(side.score, interval),
         ranks,
         "" if strength is None else f"{100 * strength.wins:.1f} %",
@@ -78,7 +77,7 @@ def _make_row(rank: int, side: RankedSide, ranking: CellRanking) -> list[str]:
 
 def _build_matrix(ranking: CellRanking) -> Table:
     names = [side.name for side in ranking.sides]
-    table = make_table(["", *map(_escape, names)])
+    table = make_table(["", *names])
     known = {(pair.first, pair.second): pair for pair in ranking.pairs}
     for name in names:
         cells = []
@@ -91,11 +90,5 @@ def _build_matrix(ranking: CellRanking) -> Table:
             difference = result.difference if pair.second == name else 0.0 - result.difference
             number = ranking.measure.format_number(difference, result.first, "+")
             cells.append(f"{number} (p {format_p(pair.p)}){' *' if pair.is_significant else ''}")
-        table.add_row(_escape(name), *cells)
+        table.add_row(name, *cells)
     return table
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(make_line(text))

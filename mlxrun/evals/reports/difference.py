@@ -76,13 +76,10 @@ class RunDifference:
         return draw_axis(self.rows[0].domain)
 
 
-def describe_difference(paths: Sequence[Path]) -> RunDifference | None:
-    """Describe the difference between the runs or suites that two paths name. None for another number of
-    paths. If nothing can be compared, there are no rows, and the sentence says why."""
-    if len(paths) != 2:
-        return None
+def describe_difference(first: Path, second: Path) -> RunDifference:
+    """Describe the difference between the runs or suites that two paths name. If nothing can be
+    compared, there are no rows, and the sentence says why."""
     try:
-        first, second = paths
         found = compare_paths(first, second, rules=PairingRules(common=True))
     except JobError as error:
         return RunDifference(f"The two are not compared: {error}", [], [])

@@ -29,7 +29,6 @@ from mlxrun import __version__
 from mlxrun.evals.history import CellTrend, list_cells
 from mlxrun.evals.reports import report_view, shown_text
 from mlxrun.evals.reports.charts import draw_axis, draw_trend, format_seconds
-from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt
 from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
 from mlxrun.evals.reports.speed import list_speeds
@@ -103,7 +102,11 @@ def render_markdown(runs: ReportRuns) -> str:
 
 def build_view(runs: ReportRuns) -> SimpleNamespace:
     """Build what the templates show."""
-    all_runs = runs.runs
+    all_runs, difference = runs.runs, None
+    if len(runs.paths) == 2:
+        from mlxrun.evals.reports.difference import describe_difference  # SciPy takes a second to import
+
+        difference = describe_difference(*runs.paths)
     view = SimpleNamespace(
         title=report_view.build_title(runs),
         lead=report_view.build_lead(runs),
@@ -112,7 +115,7 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
         runs=all_runs,
         many=len(all_runs) > 1,
         count=len(runs.rows),
-        difference=describe_difference(runs.paths),
+        difference=difference,
         matrix=report_view.build_matrix(runs),
         score_rows=report_view.list_score_rows(all_runs),
         scores_folded=len(all_runs) > MOST_SCORED,

@@ -17,6 +17,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from mlxrun.core.errors import JobError, NotFound
+from mlxrun.core.text_files import stamp_file
 from mlxrun.evals.reports.shown_text import pluralize_count
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder
 from mlxrun.evals.run_folders.run_folder_paths import RUN_SUFFIX, SUITE_NAME, find_cell, find_outputs
@@ -127,7 +128,7 @@ class RunPages:
     def _describe(self, out: Path, name: str) -> ListedRun:
         """Describe a run: anew if its files have changed, if it runs, or if it could not be read."""
         folder = out.with_name(out.name + RUN_SUFFIX)
-        stamps = [_get_stamp(folder / each) for each in ("manifest.json", "status.json")]
+        stamps = [stamp_file(folder / each) for each in ("manifest.json", "status.json")]
         known = self._known.get(out)
         if known is None or known[0] != stamps or known[1].state in (RUNNING, DAMAGED):
             known = self._known[out] = stamps, self._read(out)
@@ -181,7 +182,7 @@ class RunPages:
         """What changes when a run's report does."""
         all_paths = [JobPaths(self._folder, out) for out in run.outputs]
         files = [file for each in all_paths for file in (each.out, each.errors, each.manifest, each.timings)]
-        return [run, *map(_get_stamp, [*files, run.path / SUITE_NAME])]
+        return [run, *map(stamp_file, [*files, run.path / SUITE_NAME])]
 
 
 def _render_report(chosen: Sequence[ListedRun], digest: str) -> str:
@@ -222,14 +223,6 @@ def _find(listed: Sequence[ListedRun], keys: Sequence[str]) -> list[ListedRun]:
 
 def _is_running(run: ListedRun) -> bool:
     return run.state == RUNNING
-
-
-def _get_stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 def _hash(value: Any) -> str:

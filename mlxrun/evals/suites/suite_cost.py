@@ -16,10 +16,9 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import MlxrunError
-from mlxrun.core.terminal import print_line
+from mlxrun.core.terminal import make_columns, print_line, print_table
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
-from mlxrun.evals.suites.suite_manifest import make_table, print_table
 from mlxrun.jobs.lines.job_check import CheckedLines, check_job
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.progress import format_duration, pluralize
@@ -114,19 +113,17 @@ class CostCheck:
 
 def print_costs(costs: Sequence[CellCost], weights: Mapping[str, int], stream: TextIO) -> None:
     """Print a row for each cell, and the totals. `weights`: bytes of each model's weights."""
-    from rich.markup import escape
-
     columns = ("cell", "lines", "done", "refused", "prompt tokens", "output tokens", "time")
-    table = make_table(columns, text=1)
+    rows: list[tuple[str, ...]] = []
     for cost in costs:
         if cost.found is None:
-            table.add_row(escape(cost.cell.name), *"------")
+            rows.append((cost.cell.name, *"------"))
             continue
         found = cost.found
         time = "unknown" if cost.seconds is None else f"<= {format_duration(cost.seconds)}"
         numbers = (found.lines, cost.done, found.refused, found.prompt_tokens, found.max_tokens)
-        table.add_row(escape(cost.cell.name), *(f"{each:,}" for each in numbers), time)
-    print_table(table, stream)
+        rows.append((cost.cell.name, *(f"{each:,}" for each in numbers), time))
+    print_table(make_columns(columns, 1), rows, stream)
     errors = {str(cost.error): cost.cell.model for cost in costs if cost.error is not None}
     for error, model in errors.items():
         print_line(f"{model}: cannot be loaded: {error}", stream)

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.terminal import PIPED_TABLE_WIDTH, open_console
+from mlxrun.core.terminal import make_columns, print_table
 from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED, RunFolder
@@ -31,9 +31,6 @@ from mlxrun.jobs.records.run_paths import list_common_reasons
 from mlxrun.jobs.run.progress import format_now, pluralize
 from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
 from mlxrun.jobs.scoring.score_groups import format_described
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -213,8 +210,6 @@ def print_matrix(
     """Print the matrix of scores, and below it the metrics of the cells that have some. A cell without a
     score, or a failed one, shows its state. `pools`: those of cells that differ only in their seeds; each
     comes after its last cell."""
-    from rich.markup import escape
-
     models = list(dict.fromkeys(each["model"] for each in records))
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for each in records:
@@ -224,30 +219,28 @@ def print_matrix(
     for pool in pools:
         last = known[pool["cells"][-1]]
         pooled.setdefault((last["task"], last["variant"]), {})[last["model"]] = format_pool(pool)
-    table = make_table(("task", "variant", *models))
+    shown = []
     for (task, variant), scores in rows.items():
-        table.add_row(*map(escape, (task, variant, *(scores.get(model, "") for model in models))))
+        shown.append((task, variant, *(scores.get(model, "") for model in models)))
         if (found := pooled.get((task, variant))) is not None:
             rest = remove_seed(variant)
             name = f"all seeds,{rest}" if rest else "all seeds"
-            table.add_row(*map(escape, (task, name, *(found.get(model, "") for model in models))))
-    print_table(table, stream)
+            shown.append((task, name, *(found.get(model, "") for model in models)))
+    print_table(make_columns(("task", "variant", *models)), shown, stream)
     _print_metrics([each for each in records if each["scores"] and each["state"] != "failed"], stream)
 
 
 def _print_metrics(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
     """Print the metrics of cells with scores, such as `pass@3`, if any cell has one."""
-    from rich.markup import escape
-
     cells = [(each, each["scores"]["total"].get("metrics", {})) for each in records]
     names = list(dict.fromkeys(name for _, metrics in cells for name in metrics))
-    table = make_table(("task", "variant", "model", *names), text=3)
+    rows = []
     for each, metrics in cells:
         if metrics:
             shown = (SHARE.format(metrics[name]) if name in metrics else "" for name in names)
-            table.add_row(*map(escape, (each["task"], each["variant"], each["model"], *shown)))
+            rows.append((each["task"], each["variant"], each["model"], *shown))
     if names:
-        print_table(table, stream)
+        print_table(make_columns(("task", "variant", "model", *names), 3), rows, stream)
 
 
 def format_pool(pool: Mapping[str, Any]) -> str:
@@ -292,19 +285,3 @@ def list_failures(folder: Path, records: Sequence[Mapping[str, Any]]) -> Iterato
         yield f"{pluralize(sum(each['failed'] for each in broken), 'line')} failed:"
         errors = ((folder / each["job"]).with_suffix(".errors.jsonl") for each in broken)
         yield from (f"  {times} x {reason}" for reason, times in list_common_reasons(*errors))
-
-
-def make_table(heads: Sequence[str], text: int = 2) -> Table:
-    """Make a table whose first `text` columns are texts, and the others numbers."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, head in enumerate(heads):
-        table.add_column(escape(head), justify="left" if at < text else "right", overflow="fold")
-    return table
-
-
-def print_table(table: Table, stream: TextIO) -> None:
-    """Print a table as wide as the terminal; where there is none, without wrapping."""
-    open_console(stream, PIPED_TABLE_WIDTH, highlight=False).print(table)

@@ -27,7 +27,7 @@ from mlxrun.api.text.messages import normalize_messages
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.errors import JobError, RequestError
-from mlxrun.core.field_errors import reject
+from mlxrun.core.field_errors import check_given
 from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.lines.job_file import (
     COMPLETION,
@@ -177,8 +177,7 @@ def check_line_body(line: JobLine) -> None:
     else:
         given = BODIES[URLS[line.url]].check(line.body)
         required = "messages" if URLS[line.url] == "chat" else "prompt"
-        if required not in given:
-            reject(required, "missing", code="missing_field")
+        check_given(given, required)
         if required == "messages":
             normalize_messages(given["messages"])
             read_offered_tools(given)

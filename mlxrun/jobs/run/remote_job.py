@@ -23,6 +23,7 @@ from typing import Any
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
+from mlxrun.core.text_files import stamp_file
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.remote_file import RemoteFile, is_url
@@ -169,7 +170,7 @@ class RemoteJob:
                 f"job are in {self.folder}"
             )
         known = self._state.get("files", {}) if is_own else {}
-        return [pair for pair in self._list_files(out) if _stamp_file(pair[1]) != known.get(pair[1].name, ())]
+        return [pair for pair in self._list_files(out) if stamp_file(pair[1]) != known.get(pair[1].name, ())]
 
     @contextmanager
     def _claim(self, out: RemoteFile) -> Iterator[None]:
@@ -205,7 +206,7 @@ class RemoteJob:
         return out.find_sibling(f"{self._paths.folder.name}/{name}")
 
     def _upload(self, out: RemoteFile, changed: Sequence[tuple[RemoteFile, Path]]) -> None:
-        stamps = {local.name: _stamp_file(local) for _, local in self._list_files(out)}
+        stamps = {local.name: stamp_file(local) for _, local in self._list_files(out)}
         self._save_state(pending={"sha256": hash_file(self._paths.out), "files": stamps})
         for remote, local in changed:
             if local.exists():
@@ -231,11 +232,3 @@ class RemoteJob:
         self._state |= values
         with wrap_write_errors(self.folder):
             write_atomically(self.folder / _STATE, json.dumps(self._state).encode())
-
-
-def _stamp_file(path: Path) -> list[int] | None:
-    try:
-        info = path.stat()
-    except OSError:
-        return None
-    return [info.st_size, info.st_mtime_ns]

@@ -61,12 +61,7 @@ def _check_repeats(pattern: str) -> None:
 _MAX_SHOWN = 64  # levels of a JSON value that is written as `extracted`
 _MAX_STARTS = 1000  # positions at which a JSON value is searched; limits the time for "[[[[..."
 
-
-class _Missing:
-    """Stands for no value, as null is one."""
-
-
-MISSING = _Missing()
+MISSING = object()  # stands for no value, as null is one
 
 
 def find_json(text: str, *, containers_only: bool) -> Any:

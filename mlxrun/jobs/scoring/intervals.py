@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
+ALPHA = 0.05  # a p value below it is significant
 _NO_SPREAD = 1e-12  # a variance that is none but for rounding
 
 

@@ -284,13 +284,11 @@ def _print_plain(head: Sequence[str], rows: Sequence[Sequence[str]], stream: Tex
 
 
 def _print_rich(head: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Score")
     for at, name in enumerate(head):
-        table.add_column(escape(name), justify="right" if at else "left")
-    for name, *rest in rows:
-        cells = (escape(cell) for cell in rest)
-        table.add_row(escape(name), *cells, style="bold" if name == "total" else "")
+        table.add_column(name, justify="right" if at else "left")
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] == "total" else "")
     open_console(stream).print(table)

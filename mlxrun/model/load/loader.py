@@ -173,12 +173,11 @@ def choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """A loaded draft model. `cache`: of two tokens, for its shapes; `width`: of its logits."""
+    """A loaded draft model. `cache`: of two tokens, for its shapes."""
 
     caller: ModelCaller
     info: LoadedModelInfo
     cache: list[Any]
-    width: int
 
     def make_error(self, problem: str) -> ConfigError:
         """The ConfigError that this model cannot be used. `problem`: a clause with the model as its
@@ -204,7 +203,7 @@ def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedM
     with name_draft():
         caller = load_caller(replace(config, model=own), draft)
         cache, width = run_trial_forward(caller)
-    model = SmallModel(caller, draft, cache, width)
+    model = SmallModel(caller, draft, cache)
     if width <= max(model_info.tokenizer.get_vocab().values()):
         raise model.make_error(f"has logits of {width} tokens, and the tokenizer more")
     return model

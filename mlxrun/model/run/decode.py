@@ -63,7 +63,7 @@ class DecodeRunner:
             drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
             tokens, counts = drafted.expand_tokens(tokens), (drafted.counts,)
             positions, after = map(drafted.expand_positions, (positions, after))
-            sampler = drafted.make_sampler(self._vocab)
+            sampler = Sampler([fork for forks in drafted.forks for fork in forks], self._vocab)
         with self._caller.use_attention():
             output = self.batch.forward(self._make_decode(rows, *counts), tokens, positions, *counts)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)

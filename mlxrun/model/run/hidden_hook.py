@@ -69,13 +69,9 @@ class HiddenStateHook:
             child = copy.copy(parent[name])
             parent[name] = child
             parent = child
-        self._trunk = _Trunk(parent.pop(path[-1]))
+        self.trunk: nn.Module = parent.pop(path[-1])  # the model's own
+        self._trunk = _Trunk(self.trunk)
         object.__setattr__(parent, path[-1], self._trunk)
-
-    @property
-    def trunk(self) -> Any:
-        """The model's own trunk."""
-        return self._trunk.original
 
     def record(self, call: Call) -> tuple[mx.array, mx.array]:
         """The result of `call`, and the hidden states [B, n, D] of the tokens for which it calls the copy."""

@@ -137,10 +137,8 @@ class ModelRunner:
             mx.async_eval(launch)
         self._launched, urgent = self._launch_rest(step, unsampled)
         admitted = [admission.request.id for admission in plan.admit]  # older logprobs are not theirs
-        logprobs, shared = (
-            read_prompt_logprobs(previous.prompt_logprobs, admitted),
-            self._decoder.batch.shared_tokens,
-        )
+        logprobs = read_prompt_logprobs(previous.prompt_logprobs, admitted)
+        shared = self._decoder.batch.shared_tokens
         return StepResult(
             tokens, errors | failed, previous.snapshots + urgent, invalid_hits, logprobs, shared, ready
         )

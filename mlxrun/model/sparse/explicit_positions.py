@@ -79,23 +79,18 @@ class PositionedRope(nn.Module):
         return turned.swapaxes(0, 2)
 
 
-def position_ropes(model: nn.Module) -> int:
-    """Make the model's rotary embeddings take explicit positions. Returns how many do. Idempotent."""
-    count = 0
+def position_ropes(model: nn.Module) -> None:
+    """Make the model's rotary embeddings take explicit positions. Idempotent."""
     for module in model.modules():
         if isinstance(module, PositionedRope):
             continue
         for name, value in list(module.items()):
-            if isinstance(value, PositionedRope):
-                count += 1
-            elif (
+            if (
                 isinstance(value, nn.Module)
                 and "rope" in type(value).__name__.lower()
                 and "offset" in inspect.signature(type(value).__call__).parameters
             ):
                 module[name] = PositionedRope(value)
-                count += 1
-    return count
 
 
 class PositionedModelCaller(ModelCaller):

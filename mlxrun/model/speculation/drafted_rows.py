@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxrun.model.run.sampler import RowSampling, Sampler
+from mlxrun.model.run.sampler import RowSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,6 @@ class DraftedRows:
     def counts(self) -> list[int]:
         """The number of rows of the forward that each row takes."""
         return [len(draft) + 1 for draft in self.drafts]
-
-    def make_sampler(self, vocab: int) -> Sampler:
-        return Sampler([fork for forks in self.forks for fork in forks], vocab)
 
     def expand_tokens(self, newest: mx.array) -> mx.array:
         """The tokens of the forward, row after row. `newest` [rows]: the last sampled token of each row."""

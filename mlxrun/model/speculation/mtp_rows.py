@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxrun.model.kv.ragged.row_group import round_coarsely
 from mlxrun.model.speculation.mtp_head import MTPHead
 
 PLACES, KEPT = 2048, 1024  # the most pairs of a row that the head sees, and those kept when they are more
@@ -251,7 +252,7 @@ class MTPRows:
                         buffer[slot, :KEPT] = buffer[slot, length - KEPT : length]
                     self._bases[slot] += length - KEPT
                     self._lengths[slot] = KEPT
-        places = round_places(max(self._lengths) + count)
+        places = round_coarsely(max(max(self._lengths) + count, 1), ROOM)
         if self._buffers is None:
             like = (self.cache.keys, self.cache.values)
             shapes = [(len(self._lengths), places, a.shape[1], a.shape[3]) for a in like]
@@ -287,13 +288,6 @@ def make_head_cache() -> Any:
     from mlx_lm.models.cache import KVCache
 
     return KVCache()
-
-
-def round_places(count: int) -> int:
-    """The number of places in buffers that must hold `count`. It is one of few, since each new shape costs
-    time on a GPU."""
-    step = max(ROOM, 1 << max(count.bit_length() - 3, 0))
-    return -(-max(count, 1) // step) * step
 
 
 def _enlarge(buffer: mx.array, slots: int, places: int) -> mx.array:

@@ -14,7 +14,7 @@ from functools import partial
 from aiohttp import web
 
 from mlxrun.api.body_schema import METADATA, STRING, BodySchema, object_of
-from mlxrun.core.field_errors import quote, reject, reject_choice, reject_unsupported
+from mlxrun.core.field_errors import check_given, quote, reject, reject_choice, reject_unsupported
 from mlxrun.jobs.run.job_service import URLS
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
 from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
@@ -49,9 +49,7 @@ async def create_batch(request: web.Request) -> web.Response:
     """Create a batch. Its file is validated, and its lines run, after the response."""
     given = BODY.check(await read_json(request))
     queue = await get_open_queue(request)
-    for name in ("input_file_id", "endpoint", "completion_window"):
-        if name not in given:
-            reject(name, "missing", code="missing_field")
+    check_given(given, "input_file_id", "endpoint", "completion_window")
     endpoint, window = given["endpoint"], given["completion_window"]
     if endpoint in _OTHER_ENDPOINTS:
         reject_unsupported("endpoint", f"batches are for {', '.join(URLS)}, not for {endpoint}")

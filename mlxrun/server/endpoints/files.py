@@ -18,7 +18,7 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.response import format_time
 from mlxrun.core.errors import NotFound
-from mlxrun.core.field_errors import quote, reject
+from mlxrun.core.field_errors import check_given, quote, reject
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.durable_files import StorageError
@@ -64,9 +64,7 @@ class OpenAIFiles:
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
         """Read a file's purpose, and the seconds until it expires (None: never), from its form."""
         expires = ANCHOR in given or SECONDS in given
-        for name in ("purpose", *((ANCHOR, SECONDS) if expires else ())):
-            if name not in given:
-                reject(name, "missing", code="missing_field")
+        check_given(given, "purpose", *((ANCHOR, SECONDS) if expires else ()))
         return given["purpose"], int(given[SECONDS]) if expires else None
 
     def describe(self, file: StoredFile) -> Json:
@@ -159,8 +157,7 @@ async def upload_file(request: web.Request) -> web.Response:
         fields, _ = await read_form(
             request, shape.fields, partial(_write_file, storage, upload), shape.check_field
         )
-        if FILE not in fields:
-            reject("file", "missing", code="missing_field")
+        check_given(fields, FILE)
         purpose, seconds = shape.read_fields(fields)
         if not upload.size:
             reject("file", "is empty")

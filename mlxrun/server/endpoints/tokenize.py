@@ -21,7 +21,7 @@ from mlxrun.api.text.prompt import check_text
 from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.api.text.tokens.tokens import tokenize
 from mlxrun.api.text.tools import read_offered_tools
-from mlxrun.core.field_errors import check_type, reject
+from mlxrun.core.field_errors import check_given, check_type, reject
 from mlxrun.core.workers import run_on_text
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
@@ -73,8 +73,7 @@ async def detokenize_ids(request: web.Request) -> web.Response:
     model = request.app[ENGINE].model
     given = DETOKENIZE.check(await read_json(request))
     choose_adapter(given.get("model"), model)
-    if "tokens" not in given:
-        reject("tokens", "missing", code="missing_field")
+    check_given(given, "tokens")
     return json_response({"prompt": await asyncio.to_thread(_decode, given["tokens"], model)})
 
 

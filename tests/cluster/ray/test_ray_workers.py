@@ -167,7 +167,7 @@ def test_workers_without_the_folder_get_the_images(
     path.write_text("".join(lines[:6]) + json.dumps(missing) + "\n")
     one, two = tmp_path / "one.out.jsonl", tmp_path / "two.out.jsonl"
     assert main(["batch", str(path), "-o", str(one), *SETS]) == 1
-    monkeypatch.setattr("mlxrun.cluster.ray.ray_workers.stamp_job", lambda path: (0, 0))  # seen by no worker
+    monkeypatch.setattr("mlxrun.cluster.ray.ray_workers.stamp_file", lambda path: (0, 0))  # seen by no worker
     assert main(["batch", str(path), "-o", str(two), *SETS, "--ray", address]) == 1
     assert two.read_bytes() == one.read_bytes() and len(by_id(two)) == 6
     errors = [JobPaths(path, out).errors.read_text() for out in (one, two)]

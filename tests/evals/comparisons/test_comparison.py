@@ -130,8 +130,8 @@ async def test_runs_of_which_all_lines_failed_are_not_compared(tmp_path: Path) -
     found = compare_paths(*(tmp_path / side / "s.out" for side in ("first", "second")))
     assert [each.cell.name for each in found.comparisons] == ["m/y"]
     assert found.unscored == found.describe()["unscored"] == ["m/x"]
-    difference = describe_difference([tmp_path / side / "s.out" for side in ("first", "second")])
-    assert difference is not None and "Without a score on either side: m/x" in difference.notes
+    difference = describe_difference(*(tmp_path / side / "s.out" for side in ("first", "second")))
+    assert "Without a score on either side: m/x" in difference.notes
 
 
 async def test_a_side_that_failed_scores_0_beside_one_with_scores(tmp_path: Path) -> None:

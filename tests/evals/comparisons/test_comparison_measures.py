@@ -47,7 +47,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
 
 def show(found: Comparison, capsys: pytest.CaptureFixture[str]) -> str:
-    print_comparison(found, {}, open_console(width=150, highlight=False, soft_wrap=False))
+    print_comparison(found, {}, open_console(width=150))
     return capsys.readouterr().out
 
 
@@ -69,8 +69,8 @@ async def test_bits_per_byte_are_compared_directly(
     assert "scores 0.099 bits/byte lower (better); significant, and equivalent within 0.2 bits/byte." in text
     shown = json.loads(json.dumps(found.describe(), allow_nan=False))
     assert shown["total"]["measure"] == {"unit": "bits/byte", "better": "lower", "aggregate": "bits / bytes"}
-    difference = describe_difference([first, second])
-    assert difference is not None and "\u22120.099 bits/byte" in difference.sentence
+    difference = describe_difference(first, second)
+    assert "\u22120.099 bits/byte" in difference.sentence
     assert difference.rows[0].plot == "" and difference.rows[0].first == "2.071 bits/byte"
 
 

@@ -26,7 +26,7 @@ def show(first: Path, second: Path, answers: int = 0, margin: float | None = Non
     """The lines of the first comparison, without those that are empty."""
     out = io.StringIO()
     [found, *_] = compare_paths(first, second, margin=margin).comparisons
-    print_comparison(found, read_flip_texts(found, answers), open_console(out, PIPED_WIDTH, highlight=False))
+    print_comparison(found, read_flip_texts(found, answers), open_console(out, PIPED_WIDTH))
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
@@ -111,5 +111,5 @@ async def test_lines_that_a_pattern_of_clusters_does_not_match_are_counted(tmp_p
     rules = PairingRules(cluster=re.compile("q(1)"))
     (found,) = compare_paths(job, job, rules=rules).comparisons
     out = io.StringIO()
-    print_comparison(found, read_flip_texts(found, 0), open_console(out, PIPED_WIDTH, highlight=False))
+    print_comparison(found, read_flip_texts(found, 0), open_console(out, PIPED_WIDTH))
     assert "warning: --cluster gives 9 lines no cluster; each is one of its own" in out.getvalue()

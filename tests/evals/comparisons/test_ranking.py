@@ -62,7 +62,7 @@ async def test_each_run_is_compared_with_each(tmp_path: Path, capsys: pytest.Cap
     strengths = [side.strength for side in ranking.sides if side.strength is not None]
     ratings = [each.rating for each in strengths]
     assert len(ratings) == 3 and ratings == sorted(ratings, reverse=True) and ratings[0] > 0 > ratings[2]
-    print_ranking(ranking, open_console(width=150, highlight=False, soft_wrap=False))
+    print_ranking(ranking, open_console(width=150))
     text = capsys.readouterr().out
     assert "difference of the row less the column, in points, over 40 lines; * p < 0.05, by Holm" in text
     for pair in ranking.pairs:
@@ -100,7 +100,7 @@ async def test_failed_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     jobs.append(await run_lines(tmp_path / "begun", lines, name="begun.jsonl", limit=5))
     for order in ([1, 0, 2, 3], [0, 1, 2, 3]):  # also the side that is first in all pairs
         [ranking] = rank_sides(open_sides([jobs[at] for at in order]), PairingRules(common=True))
-        print_ranking(ranking, open_console(width=150, highlight=False, soft_wrap=False))
+        print_ranking(ranking, open_console(width=150))
         out = capsys.readouterr().out.splitlines()
         assert "8 lines failed in refused, and scored 0" in out
         assert f"begun: {tmp_path / 'begun' / 'begun.out.jsonl'} (unfinished)" in out
@@ -122,7 +122,7 @@ async def test_an_unfinished_suite_is_named(tmp_path: Path, capsys: pytest.Captu
         await run_lines(suite / model / "x" / "seed-1", make_lines(words, 8), limit=5)
     write_suite(suite)
     [ranking] = rank_sides(open_sides([suite]))
-    print_ranking(ranking, open_console(width=150, highlight=False, soft_wrap=False))
+    print_ranking(ranking, open_console(width=150))
     out = capsys.readouterr().out
     assert f"small: {suite}/small/x/seed-1/job.out.jsonl (unfinished)\n" in out
     assert f"large: {suite}/large/x/seed-1/job.out.jsonl (unfinished)\n" in out

@@ -14,8 +14,7 @@ from tests.helpers.report_jobs import run_lines, run_other_answers
 async def test_two_runs(tmp_path: Path) -> None:
     first = (await run_lines(tmp_path / "a", chats(8))).paths.out
     second = (await run_lines(tmp_path / "b", [*chats(7), chat("new", "say")])).paths.out
-    found = describe_difference([first, second])
-    assert found is not None
+    found = describe_difference(first, second)
     (comparison,) = compare_paths(first, second, rules=PairingRules(common=True)).comparisons
     assert [row.name for row in found.rows] == ["g0", "g1", "total"]
     total = found.rows[-1]
@@ -32,16 +31,15 @@ async def test_failed_lines_are_named_as_by_compare(tmp_path: Path) -> None:
     runs = [
         (await run_lines(tmp_path / name, each)).paths.out for name, each in (("a", refused), ("b", lines))
     ]
-    found = describe_difference(runs)
-    assert found is not None
+    found = describe_difference(*runs)
     assert "1 line failed in the first run, and scored 0" in found.notes
 
 
 async def test_flips_are_counted(tmp_path: Path) -> None:
     first = (await run_lines(tmp_path / "a", chats(8))).paths.out
     changed = await run_other_answers(tmp_path / "b", chats(8), {"line-1", "line-3"})
-    found = describe_difference([first, changed.paths.out])
-    assert found is not None and found.rows, found
+    found = describe_difference(first, changed.paths.out)
+    assert found.rows, found
     total = found.rows[-1]
     assert (total.group.better, total.group.worse, total.points) == (0, 2, "\u221225.0")
 
@@ -49,6 +47,5 @@ async def test_flips_are_counted(tmp_path: Path) -> None:
 async def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     first = (await run_lines(tmp_path / "a", chats(2))).paths.out
     second = (await run_lines(tmp_path / "b", [chat("x", "y")])).paths.out
-    found = describe_difference([first, second])
-    assert found is not None and not found.rows and "not compared" in found.sentence
-    assert describe_difference([first]) is None and describe_difference([first] * 3) is None
+    found = describe_difference(first, second)
+    assert not found.rows and "not compared" in found.sentence

@@ -13,7 +13,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.speculation import mtp_rows
 from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
-from mlxrun.model.speculation.mtp_rows import MTPRows, round_places
+from mlxrun.model.speculation.mtp_rows import MTPRows
 from tests.helpers import mtp_models
 
 VOCAB, WIDTH, DEPTH = 50, 64, 3
@@ -209,7 +209,3 @@ def test_buffers_shrink_when_rows_leave(head: MTPHead) -> None:
     rows.check()
     rows.rows.keep_only(())
     assert not rows.rows.list_arrays() and not rows.rows.is_ready("b")
-
-
-def test_places_are_of_few_sizes() -> None:
-    assert [round_places(n) for n in (1, 8, 9, 100, 1000, 1025)] == [8, 8, 16, 112, 1024, 1280]

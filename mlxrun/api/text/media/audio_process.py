@@ -59,10 +59,6 @@ class DecodedAudio:
 
     audio: Audio
 
-    def choose_factor(self, side: int | None) -> int:
-        """Return 1: audio is not reduced."""
-        return 1
-
     def count_kept_bytes(self, factor: int) -> int:
         """Return the bytes that the samples take until the processor is done."""
         return KEPT_BYTES * len(self.audio.samples)
@@ -155,18 +151,10 @@ def _decode_plain(data: bytes, name: str) -> Source:
         missing = int.from_bytes(data[4:8], "little") + 8 - len(data)
         frames += max(0, missing) // (info.sample_width * channels)
     declared = 0.0 if frames * channels >= _UNKNOWN else frames / rate
-    if name == "wav" and frames:
-        _check_wave(data, channels)
+    # Of floats, some may be no numbers, which no sample of 16 bits would show.
+    if name == "wav" and frames and info.sample_format == miniaudio.SampleFormat.FLOAT32:
+        _check_finite(np.asarray(miniaudio.wav_read_f32(data).samples))
     return rate, declared, (mix_channels(np.array(part, np.int16).reshape(-1, channels)) for part in parts)
-
-
-def _check_wave(data: bytes, channels: int) -> None:
-    """MediaError if a file of floats has some that are no numbers, which no sample of 16 bits would show."""
-    import miniaudio
-
-    if miniaudio.wav_get_info(data).sample_format != miniaudio.SampleFormat.FLOAT32:
-        return
-    _check_finite(np.asarray(miniaudio.wav_read_f32(data).samples))
 
 
 def _check_finite(samples: np.ndarray[Any, Any]) -> None:

@@ -184,7 +184,7 @@ class MediaLoader:
                 headers = [header for _, header in read]
                 is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
                 side = await IMAGES.run(find_image_side, model) if is_large else None
-                factors = [header.choose_factor(side) for header in headers]
+                factors = [h.choose_factor(side) if isinstance(h, ImageHeader) else 1 for h in headers]
                 needed = self._count_bytes(headers, factors, refs)
                 await held.enter_async_context(get_image_memory(self._memory_bytes).hold(needed))
             images: list[Image | Video | Audio] = []

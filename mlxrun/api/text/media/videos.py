@@ -95,10 +95,6 @@ class ChosenFrames:
         """The pixels of a frame."""
         return self.width * self.height
 
-    def choose_factor(self, side: int | None) -> int:
-        """Return 1: frames are reduced to a size, not by a factor."""
-        return 1
-
     def count_kept_bytes(self, factor: int) -> int:
         """Return the bytes that the frames take until the processor is done."""
         return KEPT_BYTES * self.pixels * len(self.indices)

@@ -226,10 +226,6 @@ class ImageMarkers:
     per_kind: Mapping[MediaKind, Mapping[int, int]] = field(default_factory=dict)
     reserved: Mapping[str, int] = field(default_factory=dict)
 
-    def find_reserved_token(self, text: str) -> str | None:
-        """Return the first reserved token that `text` contains."""
-        return next((token for token in self.reserved if token in text), None)
-
     def check_rendered(self, refs: Sequence[MediaRef]) -> None:
         """Raise RequestError for the first image, PDF, video or audio that the template does not render."""
         for ref in refs:

@@ -135,10 +135,8 @@ def _measure_chunk(
         return {}
     from mlxrun.cli.bench.engine.mlx_lm_contender import measure_chunk
 
-    prompt, chunk = (
-        workload.find_request(workload.long_id).prompt,
-        plan.config.scheduler.chunk or DEFAULT_CHUNK,
-    )
+    prompt = workload.find_request(workload.long_id).prompt
+    chunk = plan.config.scheduler.chunk or DEFAULT_CHUNK
     try:
         seconds = measure_chunk(Path(model.folder), prompt, chunk)
     except Exception as error:  # whatever mlx-lm raises, the runs count

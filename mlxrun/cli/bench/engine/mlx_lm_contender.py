@@ -39,10 +39,8 @@ class MlxLmContender:
 
     def add(self, requests: Sequence[BenchRequest]) -> None:
         """Insert the prompts in one call."""
-        prompts, outputs = (
-            [list(request.prompt) for request in requests],
-            [request.output for request in requests],
-        )
+        prompts = [list(request.prompt) for request in requests]
+        outputs = [request.output for request in requests]
         for uid, request in zip(self._generator.insert(prompts, outputs), requests, strict=True):
             self._request_ids[uid] = request.id
 

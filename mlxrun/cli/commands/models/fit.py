@@ -14,7 +14,7 @@ from mlxrun.cli.options import add_config_options, find_model, load_command_conf
 from mlxrun.cli.run_setup import judge_fit, name_model_errors
 from mlxrun.core.byte_sizes import format_bytes, format_rounded, parse_bytes
 from mlxrun.core.errors import ConfigError
-from mlxrun.core.terminal import print_json, print_line, print_table
+from mlxrun.core.terminal import make_columns, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from mlxrun.config.settings import Config
@@ -117,10 +117,8 @@ def _parse_size(text: str) -> int:
 
 
 def _print_reports(reports: Sequence[FitReport]) -> None:
-    from rich.table import Column
-
-    columns = [Column(report.model, justify="right", overflow="fold") for report in reports]
-    print_table([Column(""), *columns], ((name, *values) for name, values in _list_lines(reports)))
+    columns = make_columns(("", *(report.model for report in reports)), 1)
+    print_table(columns, ((name, *values) for name, values in _list_lines(reports)))
     for report in reports:
         if report.form:
             print_line(f"{report.model}: {report.form}")

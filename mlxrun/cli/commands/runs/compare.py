@@ -166,7 +166,7 @@ def _rank_runs(runs: Sequence[Path], rules: PairingRules, seed: int, json_path: 
     rankings = rank_sides(open_sides(runs), rules, seed)
     if _write_json({"format": 1, "rankings": [each.describe() for each in rankings]}, json_path):
         return 0
-    console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
+    console = open_console(width=PIPED_WIDTH)
     for ranking in rankings:
         print_ranking(ranking, console)
     return 0
@@ -182,7 +182,7 @@ def _rank_judged(path: Path, json_path: Path | None) -> int:
     except ValueError as error:
         raise JobError(f"{path}: {error}") from error
     if not _write_json({"format": 1, "strengths": [asdict(each) for each in strengths]}, json_path):
-        print_strengths(strengths, open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False))
+        print_strengths(strengths, open_console(width=PIPED_WIDTH))
     return 0
 
 
@@ -222,7 +222,7 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
     answers = [read_flip_texts(each, show) for each in found.comparisons]
     if _write_json(found.describe() | {"failed_conditions": list(reasons)}, json_path):
         return
-    console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
+    console = open_console(width=PIPED_WIDTH)
     for at, (comparison, texts) in enumerate(zip(found.comparisons, answers, strict=True)):
         if at:
             console.print()

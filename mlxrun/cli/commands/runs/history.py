@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from mlxrun.cli.run_setup import report_changed
 from mlxrun.core.errors import JobError
-from mlxrun.core.terminal import print_error, print_json, print_line
-from mlxrun.core.visible_text import make_line
+from mlxrun.core.terminal import make_columns, print_error, print_json, print_line, print_table
 
 EPILOG = """\b
 Examples:
@@ -56,7 +54,6 @@ def command(
     """Note the scores of RUN in FILE, and show how scores change from run to run."""
     from mlxrun.evals.history import add_runs, find_failures, find_trends, list_cells, read_history
     from mlxrun.evals.run_folders.run_folder import open_runs
-    from mlxrun.evals.suites.suite_manifest import make_table, print_table
     from mlxrun.jobs.run.progress import pluralize
 
     rows = known = read_history(file)
@@ -78,13 +75,8 @@ def command(
         counts = {"added": added, "already_there": len(runs) - added}
         print_json({"format": 1, **counts, "cells": [each.describe() for each in trends]}, indent=1)
     else:
-        from rich.markup import escape
-
         shown = list(list_cells(trends))
-        table = make_table(list(shown[0]))
-        for each in shown:
-            table.add_row(*(escape(make_line(text)) for text in each.values()))
-        print_table(table, sys.stdout)
+        print_table(make_columns(shown[0]), (each.values() for each in shown))
         if runs:
             print_line(f"{file}: {pluralize(added, 'row')} added, {len(runs) - added} already there")
     for reason in reasons:

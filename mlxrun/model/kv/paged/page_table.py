@@ -27,13 +27,6 @@ SLACK = 64  # tokens before a window that are kept, so that a row may give back 
 FEWEST_COLUMNS = 4  # of a table, whose number of columns is a power of two: their shape changes rarely
 
 
-def round_pages(pages: int) -> int:
-    """The size of a pool for this many pages: 4, 5, 6 or 7 times a power of two. Sizes are few, since a
-    forward is compiled, and kept, for each."""
-    step = 1 << max(pages.bit_length() - 3, 0)
-    return -(-pages // step) * step
-
-
 @dataclass(slots=True)
 class _RowPages:
     """`first`: index in the row of the first of `pages`; `keys`: of those that further rows may share, which

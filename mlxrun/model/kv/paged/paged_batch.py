@@ -20,7 +20,7 @@ import numpy as np
 from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
-from mlxrun.model.kv.paged.page_table import PageTable, round_pages
+from mlxrun.model.kv.paged.page_table import PageTable
 from mlxrun.model.kv.paged.paged_cache import (
     Attend,
     PagedCache,
@@ -35,7 +35,7 @@ from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import KEYED, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
-from mlxrun.model.kv.ragged.row_group import RowKeysValues
+from mlxrun.model.kv.ragged.row_group import RowKeysValues, round_coarsely
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
 
 FEW_PAGES = 64  # a pool of fewer pages is not made smaller
@@ -168,7 +168,7 @@ class PagedDecodeBatch:
         """Add pages to the pools of all layers with this window."""
         table = self._tables[window]
         if missing:
-            table.add_capacity(round_pages(table.capacity + missing) - table.capacity)
+            table.add_capacity(round_coarsely(table.capacity + missing) - table.capacity)
             for layer, pool in self._list_pools(window):
                 pool.resize(table.capacity, like[layer] if like else None)
 
@@ -178,7 +178,7 @@ class PagedDecodeBatch:
             needed = table.used + table.count_needed(coming)
             if table.capacity > max(2 * needed, FEW_PAGES):
                 pages = table.compact()
-                spare = round_pages(needed) - len(pages)
+                spare = round_coarsely(needed) - len(pages)
                 table.add_capacity(spare)
                 chosen = mx.array([*pages, *[0] * spare], dtype=mx.int32)
                 for _, pool in self._list_pools(window):

@@ -142,10 +142,6 @@ class PagePool:
         """Keys and values; None for values that lie behind the keys."""
         return self.arrays[0], self.arrays[1] if len(self.arrays) == 2 else None
 
-    def view(self) -> tuple[mx.array, mx.array]:
-        """Keys and values [pages * PAGE, KV heads, D]; views of one array take no memory."""
-        return split_pages(*self.pages)
-
     def resize(self, pages: int, like: RowKeysValues | None) -> None:
         """Make the pool hold this many pages. `like`: a row, for the shapes of an empty pool."""
         if not self.arrays:
@@ -205,7 +201,7 @@ class PagePool:
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
         """A lazy copy of the tokens in these slots."""
-        keys, values = (a[slots].transpose(1, 0, 2)[None] for a in self.view())
+        keys, values = (a[slots].transpose(1, 0, 2)[None] for a in split_pages(*self.pages))
         return RowKeysValues(keys, values, int(slots.size))
 
 

@@ -28,7 +28,7 @@ from mlxrun.model.kv.ragged.layer_caches import (
 )
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
 from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
-from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
+from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues, round_coarsely
 
 SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
 QUANTIZED = 64  # added to the bucket of a quantized row, which shares no group with others
@@ -49,8 +49,7 @@ def find_bucket(length: int, shortest: int | None = None) -> int:
 def choose_width(length: int, shortest: int | None = None) -> int:
     """The tokens over which a row of this length attends if nothing else may decide it. They are at most a
     quarter more, or a quarter of `shortest` more."""
-    step: int = max((shortest or SHORTEST_BUCKET) // 4, 1 << max(length.bit_length() - 3, 0))
-    return -(-length // step) * step
+    return round_coarsely(length, (shortest or SHORTEST_BUCKET) // 4)
 
 
 @dataclass(frozen=True, slots=True)

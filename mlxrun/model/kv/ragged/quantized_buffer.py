@@ -68,7 +68,6 @@ class QuantizedRow(NamedTuple):
     """A row that moves between groups: keys and values of each part of the packed form."""
 
     parts: tuple[RowKeysValues, ...]
-    length: int
 
 
 class QuantizedBuffer:
@@ -94,7 +93,7 @@ class QuantizedBuffer:
 
     def copy_row(self, index: int, width: int) -> QuantizedRow:
         """A copy of one row's newest `width` tokens, in packed form."""
-        return QuantizedRow(tuple(buffer.copy_row(index, width) for buffer in self._parts), width)
+        return QuantizedRow(tuple(buffer.copy_row(index, width) for buffer in self._parts))
 
     def add_rows(self, rows: Sequence[RowKeysValues | QuantizedRow], width: int, expected: int = 0) -> None:
         """As KVBuffer.add_rows. Rows that are not packed yet are quantized."""
@@ -118,7 +117,7 @@ class QuantizedBuffer:
     def _quantize_row(self, row: RowKeysValues) -> QuantizedRow:
         # The spare space too: it is zeros, and a lone row's arrays become the buffer without a copy.
         parts = zip(*self._quantize(row.keys, row.values), strict=True)
-        return QuantizedRow(tuple(RowKeysValues(k, v, row.length) for k, v in parts), row.length)
+        return QuantizedRow(tuple(RowKeysValues(k, v, row.length) for k, v in parts))
 
 
 def make_buffer(form: KVQuantization | None, window: int | None) -> KVBuffer | QuantizedBuffer:

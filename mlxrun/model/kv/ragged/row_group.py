@@ -148,6 +148,13 @@ def round_up(tokens: int) -> int:
     return -(-tokens // BUFFER_STEP) * BUFFER_STEP
 
 
+def round_coarsely(count: int, step: int = 1) -> int:
+    """The next multiple of `step`, or of a quarter of the largest power of two in `count` where that is more.
+    Sizes are then few, since each new shape costs time on a GPU, and at most a quarter is spare."""
+    step = max(step, 1 << max(count.bit_length() - 3, 0))
+    return -(-count // step) * step
+
+
 class RowGroup:
     """The rows of one length bucket and their buffers, one for each KV or WINDOW layer of the model.
 

@@ -75,8 +75,7 @@ class DueSnapshots:
     @property
     def forward_ends(self) -> set[RowPosition]:
         """Where a forward must end, because a state can be copied only at exactly its position."""
-        kinds = {position: {r.kind for r in requests} for position, requests in self._due.items()}
-        return {position for position, found in kinds.items() if SnapshotKind.STATE in found}
+        return {p for p, due in self._due.items() if any(r.kind is SnapshotKind.STATE for r in due)}
 
     def pop_ready(self, request_id: str, cached: int) -> list[SnapshotRequest]:
         """The requests that a row of `cached` tokens fulfils, by position."""

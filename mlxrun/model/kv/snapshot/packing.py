@@ -50,10 +50,6 @@ class ArrayLayout(NamedTuple):
     dtype: mx.Dtype
     window: int | None
 
-    @staticmethod
-    def from_array(array: mx.array, window: int | None) -> ArrayLayout:
-        return ArrayLayout(tuple(array.shape), array.dtype, window)
-
     def get_shape(self, tokens: int) -> tuple[int, ...]:
         """The shape when the row has this many tokens."""
         if self.window is None:

@@ -84,8 +84,9 @@ class SnapshotCodec:
         ]
         self._classes = [_name_class(layer) for layer in layers]
         spans = self._slice_keys(view, 0, length)
-        self._keys = StackPacker([ArrayLayout.from_array(a, 0) for a in spans], stored_bits)
-        self._rest = StackPacker([ArrayLayout.from_array(a, w) for a, w in self._list_state_arrays(view)])
+        self._keys = StackPacker([ArrayLayout(a.shape, a.dtype, 0) for a in spans], stored_bits)
+        states = self._list_state_arrays(view)
+        self._rest = StackPacker([ArrayLayout(a.shape, a.dtype, w) for a, w in states])
         self._others = self._capture_others(view)
         self._layout = hashlib.blake2b("\n".join(self.describe()).encode(), digest_size=16).hexdigest()
 

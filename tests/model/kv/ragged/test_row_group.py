@@ -1,4 +1,4 @@
-"""The masks of a row group, and rows that leave it."""
+"""The masks of a row group, rows that leave it, and the sizes of buffers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
+from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues, round_coarsely
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 5, 8, 9, 50])
@@ -33,6 +33,13 @@ def test_rows_of_one_length_need_no_mask() -> None:
     assert group.make_mask(7, None) is None
     assert group.make_mask(4, 4) is None
     assert group.make_mask(7, 4) is not None
+
+
+def test_sizes_are_few_and_have_little_spare() -> None:
+    sizes = {round_coarsely(n) for n in range(1, 4096)}
+    assert len(sizes) < 50
+    assert all(n <= round_coarsely(n) <= 1.25 * n for n in range(1, 4096))
+    assert [round_coarsely(n, 8) for n in (1, 8, 9, 100, 1000, 1025)] == [8, 8, 16, 112, 1024, 1280]
 
 
 ROWS, LENGTH, HEADS, SIZE = 16, 700, 2, 16
