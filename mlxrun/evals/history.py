@@ -29,6 +29,7 @@ from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
+from mlxrun.jobs.scoring.score_groups import is_described_unscored
 
 FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant
 WORDS = ("jump", "drift")
@@ -174,6 +175,10 @@ def build_row(run: RunFolder) -> HistoryRow:
         raise JobError(f"{out}: the run is {run.state}; only finished runs belong into a history")
     if value is None:
         raise JobError(f"{out}: the run has no score")
+    if total.get("unscored") and is_described_unscored(total):
+        raise JobError(
+            f"{out}: the run has no score: none of its answers could be scored (`note` in it says why)"
+        )
     cell = find_cell(out)
     row = HistoryRow(
         cell=out.name if cell is None else "/".join(cell[1:]),
