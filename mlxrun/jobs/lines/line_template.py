@@ -155,8 +155,8 @@ def read_template(path: Path) -> LineTemplate:
 
 
 def hint_at_quotes(problem: str) -> str:
-    """Return what is wrong with a YAML file, with a hint if `{{ column }}` is the reason: without quotes, YAML
-    reads a mapping whose key is a mapping."""
+    """Return the problem of a YAML file, with a hint if `{{ column }}` is the reason. Without quotes it is a
+    mapping whose key is a mapping."""
     return problem + QUOTES_HINT if problem.endswith("not a list or a mapping") else problem
 
 
