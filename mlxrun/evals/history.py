@@ -237,10 +237,18 @@ def _check_jobs(path: Path, new: Sequence[tuple[RunFolder, HistoryRow]]) -> None
 
 
 def find_trends(rows: Sequence[HistoryRow]) -> list[CellTrend]:
-    """Find the trend of each cell, in the order of their first rows."""
+    """Find the trend of each cell, in the order of their first rows. A run that was scored again has a row of
+    each score, of which the newest counts, in the place of the first."""
     cells: dict[str, list[HistoryRow]] = {}
+    places: dict[tuple[str, str, str | None], int] = {}
     for row in rows:
-        cells.setdefault(row.cell, []).append(row)
+        own, run = cells.setdefault(row.cell, []), (row.cell, row.time, row.model)
+        at = places.get(run)
+        if at is not None and own[at].output != row.output:
+            own[at] = row
+        else:
+            places[run] = len(own)
+            own.append(row)
     return [_find_trend(cell, own) for cell, own in cells.items()]
 
 
