@@ -30,7 +30,7 @@ from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import list_common_reasons
 from mlxrun.jobs.run.progress import format_now, pluralize
 from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
-from mlxrun.jobs.scoring.score_groups import format_described
+from mlxrun.jobs.scoring.score_groups import NOT_SCORED, format_described, is_described_unscored
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -253,6 +253,8 @@ def _print_metrics(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None
 def format_pool(pool: Mapping[str, Any]) -> str:
     """Format the score over all seeds with its interval, how much single seeds vary, and the share of lines
     that some seed answers."""
+    if is_described_unscored(pool):
+        return NOT_SCORED
     measure = ScoreMeasure(**pool["measure"]) if pool.get("measure") else SHARE
     like = pool.get("value", pool["share"]) or 0.0
     notes = [f"seeds ± {measure.format_number(pool['seed_deviation'], like)}"]
