@@ -184,9 +184,10 @@ def load_suite_manifest(path: Path) -> Record | None:
     raise JobError(f"{path}: has an unknown format")
 
 
-def list_changed(runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield a warning for each run that is a cell whose lines would be others now, by the last start of its
-    suite. Suites whose manifest is damaged are left out."""
+def list_stale(runs: Sequence[RunFolder], path: Path) -> Iterator[str]:
+    """Yield a warning for each run that is a cell which the last start of its suite calls changed or failed.
+    If `path`, which names the runs, is the suite, failed cells without answers follow. Suites whose manifest
+    is damaged are left out."""
     states: dict[Path, dict[str, str]] = {}
     for run in runs:
         if (found := find_cell(run.paths.out)) is None:
@@ -194,8 +195,15 @@ def list_changed(runs: Sequence[RunFolder]) -> Iterator[str]:
         folder, name = found[0], "/".join(found[1:])
         if folder not in states:
             states[folder] = _read_states(folder / SUITE_NAME)
-        if states[folder].get(name) == CHANGED:
+        state = states[folder].pop(name, None)
+        if state == CHANGED:
             yield f"{run.name}: {CHANGED}: its lines are earlier ones than those that the suite has now"
+        elif state == "failed":
+            yield f"{run.name}: failed: its answers, or their scores, are those of an earlier start"
+    is_suite = path.suffix in (".yaml", ".yml")
+    for folder, rest in states.items():
+        if is_suite or folder.resolve() == path.resolve():
+            yield from (f"{name}: failed: it is left out" for name in rest if rest[name] == "failed")
 
 
 def _read_states(path: Path) -> dict[str, str]:
