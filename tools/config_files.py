@@ -46,8 +46,10 @@ configs/prod.yaml:12:11: log.format: 'jsn' is not one of 'text', 'json' (did you
 ```
 
 - Unknown keys and settings that contradict each other are rejected, and many that would have no effect.
-- Scalars are read as in YAML 1.2: only `true` and `false` are booleans, and `1e-3` is a number.
+- Scalars are read as in YAML 1.2: only `true` and `false` are booleans, and `1e-3` is a number. Anchors work,
+  merge keys (`<<`) do not.
 - `${NAME}` in a string of a file or of `--set` is replaced by that variable; `$${NAME}` becomes `${NAME}`.
+  Forms of the shell, such as `${NAME:-text}`, are refused.
 - `${file:/PATH}` is replaced by the text of that file, without white space around it.
 - Byte sizes are numbers or strings with a unit: `20MB` is 20,000,000 bytes, `20MiB` is 20,971,520.
 - Paths, but those of `media.roots`, are relative to the file that names them; in a variable or an option they

@@ -139,11 +139,12 @@ def report_progress(run: RunFolder) -> int:
     return finished
 
 
-def report_changed(runs: Sequence[RunFolder]) -> None:
-    """Print which runs are cells of a suite whose lines would be others now."""
-    from mlxrun.evals.suites.suite_manifest import list_changed
+def report_stale(runs: Sequence[RunFolder], path: Path) -> None:
+    """Print which runs are cells of a suite whose lines would be others now, and which cells failed. `path`:
+    what names the runs."""
+    from mlxrun.evals.suites.suite_manifest import list_stale
 
-    for text in list_changed(runs):
+    for text in list_stale(runs, path):
         say(f"warning: {text}")
 
 

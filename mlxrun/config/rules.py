@@ -159,7 +159,7 @@ def check_tls(config: Config) -> str | None:
     given, known = config.server.tls, ("certificate", "key")
     for name in given:
         if name not in known:
-            return f"unknown key {name!r}{suggest(name, known)}"
+            return f"unknown key {name!r}{suggest(name, known)}; write {{certificate: FILE, key: FILE}}"
     missing = [name for name in known if name not in given]
     return f"{missing[0]} is missing: write {{certificate: FILE, key: FILE}}" if given and missing else None
 

@@ -68,10 +68,14 @@ class SettingField:
         return get_origin(self.type) is dict
 
     @property
+    def item_kinds(self) -> tuple[Any, ...]:
+        """The types of a mapping's values; empty for other types."""
+        return get_args(get_args(self.type)[1]) if self.is_mapping else ()
+
+    @property
     def item_class(self) -> type | None:
         """The class of a mapping's values that have keys of their own; they may be plain strings too."""
-        values = get_args(self.type)[1:] if self.is_mapping else ()
-        return next((kind for value in values for kind in get_args(value) if is_dataclass(kind)), None)
+        return next((kind for kind in self.item_kinds if is_dataclass(kind)), None)
 
     @property
     def is_text(self) -> bool:

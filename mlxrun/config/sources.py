@@ -4,7 +4,7 @@ Each layer is a tree of nodes with references replaced and paths made absolute. 
 
 `${NAME}` is the environment variable, `${file:/PATH}` the text of a file, `$${NAME}` is `${NAME}`. A secret
 must come from one of them. If the key is not a string, the text is read as YAML, so that
-`max_running: ${ROWS}` works.
+`max_running: ${ROWS}` works. Forms of the shell, such as `${NAME:-text}`, are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MODEL_PATHS = ("model.path", "model.draft", "batch.user_model")  # each a path, 
 EMBEDDED = "embedded"
 MAX_FILES = 100  # that one file extends, each as often as it is named
 _FILE = "file:"
-_REFERENCE = re.compile(rf"\$?\$\{{([A-Za-z_][A-Za-z0-9_]*|{_FILE}[^{{}}]+)\}}")
+_NAME, _SHELL_FORM = r"[A-Za-z_][A-Za-z0-9_]*", r":?[-=?+][^{}]*"
+_REFERENCE = re.compile(rf"\$?\$\{{({_NAME}(?:{_SHELL_FORM})?|{_FILE}[^{{}}]+)\}}")
 
 
 class ConfigSources:
@@ -205,8 +206,7 @@ class ConfigSources:
 
         text = _REFERENCE.sub(read, node.value)
         if text != node.value:
-            as_yaml = info is not None and path == info.path and not info.is_text
-            return replace(node, value=parse_scalar(text) if as_yaml else text)
+            return replace(node, value=parse_scalar(text) if _is_read_as_yaml(path, info) else text)
         if info is not None and info.is_secret and not _REFERENCE.search(text):
             message = (
                 "this is a secret; write ${NAME} here and set the environment variable NAME, "
@@ -219,6 +219,9 @@ class ConfigSources:
         """The value of a variable, or the text of a file without the white space around it. ValueError if
         there is none."""
         if not name.startswith(_FILE):
+            if not re.fullmatch(_NAME, name):
+                text = "only ${NAME} and ${file:/PATH} are replaced; write $${...} for this text"
+                raise ValueError(f"${{{name}}}: {text}")
             if name not in self._environ:
                 raise ValueError(f"the environment variable {name} is not set")
             return self._environ[name]
@@ -231,6 +234,18 @@ class ConfigSources:
             raise ValueError(f"{path} is not UTF-8") from None
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}") from error
+
+
+def _is_read_as_yaml(path: str, info: SettingField | None) -> bool:
+    """Whether a value at `path` of the config may be no string, so that the text of a reference is read as
+    YAML. `info`: the key that it belongs to."""
+    if info is None:
+        return False
+    if path == info.path:
+        return not info.is_text
+    *_, setting = path.split(".settings.")  # `models.NAME.settings` has keys of the config
+    inner = list_fields().get(setting) if info.path == "models" else None
+    return not inner.is_text if inner is not None else bool in info.item_kinds
 
 
 def _list_extended(tree: ConfigNode) -> list[ConfigNode]:

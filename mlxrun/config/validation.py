@@ -88,6 +88,9 @@ def _explain_unknown_keys(unknown: list[_UnknownKey]) -> Iterator[ConfigProblem]
     ordered = sorted(unknown, key=lambda each: (each.origin.name, each.origin.line, each.origin.column))
     for number, each in enumerate(ordered):
         suggestion = suggest_word(each.find_meant() if number < MOST_SUGGESTED else None)
+        if not each.path and each.key in list_fields():  # as --set and `settings` of a model have it
+            section, _, key = each.key.partition(".")
+            suggestion = suggest_word(f"{section}: {{{key}: ...}}", str)
         name = f"{each.path}.{each.key}" if each.path else each.key
         yield ConfigProblem.at(each.origin, name, f"unknown key{suggestion}")
 
@@ -134,7 +137,8 @@ def describe_schema_error(error: jsonschema.ValidationError, info: SettingField 
         case "type":
             is_model = list(error.absolute_path) == ["model"] and isinstance(value, str)
             meant = f"model.path: {value}" if is_model else None
-            return _describe_type_error(value, shown, limit, info) + suggest_word(meant, str)
+            last = str(error.absolute_path[-1]) if error.absolute_path else ""
+            return _describe_type_error(value, shown, limit, info, last) + suggest_word(meant, str)
         case "pattern":
             return f"{shown} is not a byte size such as 4GB or 512MiB"
         case "minimum":
@@ -151,7 +155,10 @@ def describe_schema_error(error: jsonschema.ValidationError, info: SettingField 
             return str(error.validator)
 
 
-def _describe_type_error(value: Any, shown: str, wanted: str | list[str], info: SettingField | None) -> str:
+def _describe_type_error(
+    value: Any, shown: str, wanted: str | list[str], info: SettingField | None, last: str
+) -> str:
+    """`last`: the innermost key of the value."""
     kinds = [wanted] if isinstance(wanted, str) else wanted
     if info is not None and info.is_bytes:
         kinds = ["integer", *(kind for kind in kinds if kind == "null")]
@@ -165,6 +172,8 @@ def _describe_type_error(value: Any, shown: str, wanted: str | list[str], info: 
         hint = f" (write {render_yaml([value])})"
     elif "string" in kinds and isinstance(value, int | float) and shown != "***":
         hint = f' (write "{shown}")'
+    elif isinstance(value, dict) and last in list_sections():
+        hint = f" (write {last}.KEY: VALUE for each key)"
     return f"{shown} is not {expected}{hint}"
 
 

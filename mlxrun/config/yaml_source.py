@@ -1,7 +1,8 @@
 """Parses YAML into nodes that know their line and column.
 
-Scalars are read as in YAML 1.2: `no` and `12:30` are strings, `1e-3` is a number. Duplicate keys, tags and
-keys that are not strings are reported as problems. Wrong syntax and a second document raise YamlError.
+Scalars are read as in YAML 1.2: `no` and `12:30` are strings, `1e-3` is a number. Duplicate keys, merge keys,
+tags and keys that are not strings are reported as problems. Wrong syntax and a second document raise
+YamlError.
 """
 
 from __future__ import annotations
@@ -111,7 +112,11 @@ def _compose(text: str) -> yaml.Node | None:
         if error.context == _SEVERAL_DOCUMENTS:
             text = "a second YAML document (---) begins here: only one is allowed"
             raise YamlError(line, column, text, start="") from None
-        raise YamlError(line, column, error.problem or error.context or "wrong syntax") from None
+        hint = ""
+        if mark and text[max(0, mark.index - 1) : mark.index + 1] == "${":
+            hint = " (write quotes around ${NAME} within braces and brackets)"
+        reason = error.problem or error.context or "wrong syntax"
+        raise YamlError(line, column, reason + hint) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         column = len(before) - before.rfind("\n")
@@ -191,6 +196,10 @@ class _Reader:
                 self._problems.append(ConfigProblem.at(at, path, f"a key must be a string, not {shown}"))
                 continue
             child = f"{path}.{key}" if path else key
+            if key == "<<" and not key_node.style:
+                message = "YAML 1.2 has no merge keys: write the keys themselves"
+                self._problems.append(ConfigProblem.at(at, child, message))
+                continue
             if key in found:
                 first = found[key].key_origin
                 self._problems.append(ConfigProblem.at(at, child, f"this key has a value at {first} already"))

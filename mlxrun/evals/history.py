@@ -28,6 +28,7 @@ from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ALPHA, find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
+from mlxrun.jobs.scoring.score_groups import is_described_unscored
 
 FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant
 WORDS = ("jump", "drift")
@@ -173,6 +174,10 @@ def build_row(run: RunFolder) -> HistoryRow:
         raise JobError(f"{out}: the run is {run.state}; only finished runs belong into a history")
     if value is None:
         raise JobError(f"{out}: the run has no score")
+    if total.get("unscored") and is_described_unscored(total):
+        raise JobError(
+            f"{out}: the run has no score: none of its answers could be scored (`note` in it says why)"
+        )
     cell = find_cell(out)
     row = HistoryRow(
         cell=out.name if cell is None else "/".join(cell[1:]),
@@ -231,10 +236,18 @@ def _check_jobs(path: Path, new: Sequence[tuple[RunFolder, HistoryRow]]) -> None
 
 
 def find_trends(rows: Sequence[HistoryRow]) -> list[CellTrend]:
-    """Find the trend of each cell, in the order of their first rows."""
+    """Find the trend of each cell, in the order of their first rows. A run that was scored again has a row of
+    each score, of which the newest counts, in the place of the first."""
     cells: dict[str, list[HistoryRow]] = {}
+    places: dict[tuple[str, str, str | None], int] = {}
     for row in rows:
-        cells.setdefault(row.cell, []).append(row)
+        own, run = cells.setdefault(row.cell, []), (row.cell, row.time, row.model)
+        at = places.get(run)
+        if at is not None and own[at].output != row.output:
+            own[at] = row
+        else:
+            places[run] = len(own)
+            own.append(row)
     return [_find_trend(cell, own) for cell, own in cells.items()]
 
 

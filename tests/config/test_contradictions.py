@@ -107,8 +107,14 @@ def test_a_certificate_has_a_key() -> None:
     for text, said in (
         ("{certificate: a.pem}", "key is missing: write {certificate: FILE, key: FILE}"),
         ("{key: a.pem}", "certificate is missing: write {certificate: FILE, key: FILE}"),
-        ("{certificate: a, key: b, cert: c}", "unknown key 'cert'"),
-        ("{certificat: a, key: b}", "unknown key 'certificat' (did you mean 'certificate'?)"),
+        (
+            "{certificate: a, key: b, cert: c}",
+            "unknown key 'cert'; write {certificate: FILE, key: FILE}",
+        ),
+        (
+            "{certificat: a, key: b}",
+            "unknown key 'certificat' (did you mean 'certificate'?); write {certificate: FILE, key: FILE}",
+        ),
     ):
         assert load_errors(f"server: {{tls: {text}}}\n") == [f"a.yaml:1:15: server.tls: {said}"]
 

@@ -24,6 +24,32 @@ def test_references_are_replaced() -> None:
     assert (config.scheduler.max_running, config.log.level) == (8, "debug")
 
 
+def test_a_reference_is_read_as_yaml_where_a_value_may_be_no_text() -> None:
+    """A template takes the text `false` for true. Settings that are texts stay texts."""
+    text = (
+        "model:\n  chat_template_args: {enable_thinking: '${NO}', depth: '${TWO}', style: '${WORD}'}\n"
+        "models: {a: {path: embedded, settings: "
+        "{scheduler.max_running: '${TWO}', model.revision: '${TWO}'}}}\n"
+        "workers: {resources: {GPU: '${TWO}'}}\n"
+    )
+    config = load(text, NO="false", TWO="2", WORD="terse").config
+    assert config.model.chat_template_args == {"enable_thinking": False, "depth": 2, "style": "terse"}
+    entry = config.models["a"]
+    assert not isinstance(entry, str)
+    assert entry.settings == {"scheduler.max_running": 2, "model.revision": "2"}
+    assert config.workers.resources == {"GPU": 2}
+
+
+@pytest.mark.parametrize("form", ["ROWS:-8", "ROWS-8", "ROWS:?is not set", "ROWS:=8", "ROWS+8"])
+def test_forms_of_the_shell_are_no_references(form: str) -> None:
+    """They were taken for texts, such as the name of a folder. `$$` writes them as text."""
+    said = f"${{{form}}}: only ${{NAME}} and ${{file:/PATH}} are replaced; write $${{...}} for this text"
+    assert load_errors(f"server: {{data_path: '${{{form}}}'}}\n", ROWS="1") == [
+        f"a.yaml:1:21: server.data_path: {said}"
+    ]
+    assert load(f"model: {{names: ['$${{{form}}}']}}\n").config.model.names == (f"${{{form}}}",)
+
+
 def test_a_reference_in_extends() -> None:
     Path("base.yaml").write_text("log: {level: debug}\n")
     assert load("extends: ${WHICH}.yaml\n", WHICH="base").config.log.level == "debug"

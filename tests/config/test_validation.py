@@ -114,6 +114,21 @@ def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
             "a.yaml:1:33: model.chat_template_args.a: [1] is not a string or",
         ),
         ("extends: 3\n", "a.yaml:1:10: extends: 3 is not a string or a list"),
+        (
+            "server: {port: ${PORT}}\n",
+            "a.yaml:1:17: this is not YAML: expected ',' or '}', but got '{' (write quotes around ${NAME} "
+            "within braces and brackets)",
+        ),
+        (
+            "log: &a\n  level: info\nmodel:\n  <<: *a\n",
+            "a.yaml:4:3: model.<<: YAML 1.2 has no merge keys: write the keys themselves",
+        ),
+        ("model.path: a\n", "a.yaml:1:1: model.path: unknown key (did you mean model: {path: ...}?)"),
+        (
+            "models: {a: {path: embedded, settings: {sampling: {seed: 1}}}}\n",
+            'a.yaml:1:51: models.a.settings.sampling: {"seed": 1} is not a string or an integer or a number '
+            "or true or false (write sampling.KEY: VALUE for each key)",
+        ),
     ],
 )
 def test_wrong_files(text: str, said: str) -> None:

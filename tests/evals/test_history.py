@@ -25,7 +25,9 @@ from mlxrun.evals.history import (
     list_cells,
     read_history,
 )
+from mlxrun.evals.rescoring import rescore
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.jobs.scoring.eval_spec import EvalReader
 from tests.helpers.batch_fakes import chats
 from tests.helpers.eval_runs import run_lines, sampled_chats
 
@@ -134,6 +136,23 @@ async def test_runs_are_noted_once(tmp_path: Path) -> None:
     total = runs[0].manifest["scores"]["total"]
     assert (rows[0].value, rows[0].lines, rows[0].cell) == (total["share"], 8, "job.out.jsonl")
     assert rows[0].output == runs[0].manifest["output"]["sha256"]
+
+
+async def test_a_run_that_is_scored_again_is_one_run(tmp_path: Path) -> None:
+    """It counted as another night, whose score could be a jump."""
+    path = tmp_path / "nightly.jsonl"
+    runs = [RunFolder.open(await run_lines(tmp_path / name, chats(4))) for name in "ab"]
+    for at, run in enumerate(runs):
+        run.manifest["runs"][-1]["ended"] = f"2026-01-0{at + 1}T00:00:00+00:00"
+    add_runs(path, runs)
+    again = RunFolder.open(runs[0].paths.job)
+    rescore(again, EvalReader(changes={"expected": "nothing of it"}))
+    again = RunFolder.open(runs[0].paths.job)
+    again.manifest["runs"][-1]["ended"] = "2026-01-01T00:00:00+00:00"
+    rows = add_runs(path, [again])
+    assert [row.value for row in rows] == [1.0, 1.0, 0.0]
+    [trend] = find_trends(rows)
+    assert [row.value for row in trend.rows] == [0.0, 1.0]
 
 
 async def test_different_jobs_of_one_name_are_no_series(tmp_path: Path) -> None:

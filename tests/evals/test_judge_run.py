@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -15,6 +16,10 @@ import pytest
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import Request, TokenEvent
 from mlxrun.evals import judge_verdict
+from mlxrun.evals.comparisons.comparison import compare_paths
+from mlxrun.evals.comparisons.pairing import PairingRules
+from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
+from mlxrun.evals.history import add_runs
 from mlxrun.evals.judge import Judge, parse_judge
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import RunFolder
@@ -187,6 +192,34 @@ async def test_lines_that_wait_for_a_judge(tmp_path: Path, caplog: pytest.LogCap
     assert "line 1 scores" not in caplog.text
     assert (await bench.score(make_judge())).groups["g"].correct == 1
     assert "note" not in bench.evals["a"]
+
+
+async def test_a_run_that_waits_for_its_judge_has_no_score(tmp_path: Path) -> None:
+    """It is not compared with a judged one, noted in a history or exported, as if all its answers were wrong.
+    A judged run is, and one whose lines failed, which score 0."""
+    lines = [chat(f"line-{i}", f"say {i}", {"match": "judge", "expected": f"say {i}"}) for i in range(4)]
+    for name in ("judged", "waiting", "failing"):
+        (tmp_path / name).mkdir()
+    judged, waiting = (JudgeBench(tmp_path / name, lines) for name in ("judged", "waiting"))
+    failing = JudgeBench(tmp_path / "failing", [line | {"body": {"messages": 5}} for line in lines])
+    for bench in (judged, waiting, failing):
+        await bench.run.run()
+    await judged.score(make_judge())
+    history, why = tmp_path / "nightly.jsonl", r"waiting/job.out.jsonl: .*none of its answers could be scored"
+    for paths in itertools.permutations((judged.run.job, waiting.run.job)):
+        with pytest.raises(JobError, match=why):
+            compare_paths(*paths)
+    with pytest.raises(JobError, match=why):
+        add_runs(history, [RunFolder.open(waiting.run.job)])
+    with pytest.raises(JobError, match=why):
+        ExportedRun.check(RunFolder.open(waiting.run.job), ExportNames())
+    [found] = compare_paths(judged.run.job, failing.run.job, rules=PairingRules(any_prompt=True)).comparisons
+    assert found.total.result.second == 0 and found.total.failed == 4
+    for bench in (judged, failing):
+        ExportedRun.check(RunFolder.open(bench.run.job), ExportNames())
+    rows = add_runs(history, [RunFolder.open(judged.run.job)])
+    assert [row.value for row in rows] == [1.0]
+    assert [row.value for row in add_runs(tmp_path / "b.jsonl", [RunFolder.open(failing.run.job)])] == [0.0]
 
 
 async def test_reasoning_is_not_judged(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class ChatSession:
             "undo": lambda _: self.conversation.undo(),
             "system": self._set_system,
             "set": self._set_field,
-            "model": self._choose_model,
+            "model": self.choose_model,
             "think": lambda word: self._switch("shows_reasoning", word),
             "stats": lambda word: self._switch("shows_stats", word),
             "save": lambda path: self.conversation.save(_make_path(path)),
@@ -164,7 +164,9 @@ class ChatSession:
         if value is None:
             del self.fields[name]
 
-    def _choose_model(self, name: str) -> None:
+    def choose_model(self, name: str) -> None:
+        """Let a model of the server answer from now on; without a name, show what there is. ClientError if
+        the server has no such model."""
         names = self.client.list_models()
         if name and name not in names:
             raise ClientError(

@@ -172,10 +172,8 @@ async def _run_job(
     meter = outcome.meter
     reused = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
     output = f": {paths.out}" if paths.out.exists() else ""  # created at the first answer
-    has_more = outcome.done + outcome.failed > meter.done + meter.failed  # lines beyond --limit
-    done = f"{outcome.done} of {pluralize(meter.lines, 'line')}" if has_more else meter.format_done()
-    print_line(f"{done} done{reused}{output}")
-    if has_more and (outcome.failed or outcome.done < meter.lines):
+    print_line(f"{outcome.format_done()} done{reused}{output}")
+    if outcome.has_more and (outcome.failed or outcome.done < meter.lines):
         print_line(f"{meter.format_done()} done, {meter.failed} failed (--limit)")
     if outcome.failed:
         plain = outcome.failed - outcome.scores.compute_total().failed  # the table has the others

@@ -45,6 +45,7 @@ Examples:
   mlxrun chat                               with a server of this machine, or the built-in model
   mlxrun chat qwen3-4b-4bit                 a model of the hub, or of a folder, in this process
   mlxrun chat --url http://mac.local:8000 --key KEY
+  mlxrun chat coder --url http://mac.local:8000   a model of a server that has several
   mlxrun chat -p 'What is in photo.jpg?'    one question; photo.jpg is attached
   cat log.txt | mlxrun chat -p 'What went wrong?'
 
@@ -91,8 +92,8 @@ def command(
     from mlxrun.cli.chat.conversation import Conversation
     from mlxrun.cli.chat.session import ChatSession
 
-    if url is not None and (model is not None or config_path is not None or sets):
-        raise click.UsageError("--url names a server, which has its model: give no MODEL, -c or --set")
+    if url is not None and (config_path is not None or sets):
+        raise click.UsageError("--url names a server, which has its config: give no -c or --set")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a log that is piped in may have bytes that are no text
     is_free = model is None and config_path is None and not sets
@@ -105,6 +106,8 @@ def command(
         limit = max_tokens or usual
         fields = {} if limit is None else {"max_tokens": limit}
         session = ChatSession(client, open_console(), Conversation(system), fields, shows_stats=stats)
+        if url is not None and model is not None:
+            session.choose_model(model)
         if question is None:
             _converse(session)
         else:

@@ -52,7 +52,7 @@ from mlxrun.server.endpoints import ollama
 from mlxrun.server.endpoints.admin import WARM_PATH
 from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
-from mlxrun.server.http.json_bodies import encode_json, encode_utf8, json_response, read_json
+from mlxrun.server.http.json_bodies import encode_json, encode_utf8, json_response, parse_body, read_json
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
 from mlxrun.server.http.sse import EventStream, LineStream, MakePing, open_stream, wants_stream
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
@@ -115,6 +115,9 @@ class ModelRelay(Relay):
         slot = self.choose_model(request, fields)
         if find_file_parts(fields):
             body = encode_utf8(encode_json(await inline_stored_files(request, fields)))
+        elif _is_ollama(request) and "keep_alive" in fields:  # it is for this process, and not for the model
+            rest = {name: value for name, value in (await parse_body(body)).items() if name != "keep_alive"}
+            body = encode_utf8(encode_json(rest))
         held: AbstractContextManager[None] = nullcontext()
         if request.path in COUNTED:
             held = self.limits.hold(request_id(request), key_name(request))

@@ -126,6 +126,9 @@ def compare_cell(
             "`eval`; add one to the lines of the job and run it again, which computes no answer anew"
         )
     _check_clusters(lines, rules)
+    is_scored = any(line.is_scored for line in lines)
+    if is_scored:
+        _check_rated(paired, cell)
     lines, lost = _leave_out_lost(lines, cell)
     names = sorted({line.group for line in lines})
     groups = [
@@ -152,7 +155,7 @@ def compare_cell(
         lost=lost,
         units={line.id: line.cluster or line.id for line in lines},
         unclustered=sum(line.cluster is None for line in lines) if rules.cluster is not None else 0,
-        is_scored=any(line.is_scored for line in lines),
+        is_scored=is_scored,
     )
 
 
@@ -163,6 +166,17 @@ def _check_clusters(lines: Sequence[PairedLine], rules: PairingRules) -> None:
             f"--cluster {rules.cluster.pattern!r}: matches none of the {pluralize(len(lines), 'id')}, "
             f"such as {lines[0].id!r}"
         )
+
+
+def _check_rated(paired: PairedLines, cell: CellPair) -> None:
+    """JobError if one side has no answer that could be scored, as a judge has yet to do it: the 0 of each
+    would make the other side significantly better."""
+    for rated, run in zip(paired.rated, cell.runs[0], strict=True):
+        if not rated:
+            raise JobError(
+                f"{run.paths.out}: nothing to compare: none of its answers could be scored (`note` in its "
+                "output says why)"
+            )
 
 
 def _leave_out_lost(lines: Sequence[PairedLine], cell: CellPair) -> tuple[list[PairedLine], int]:

@@ -98,7 +98,7 @@ class PairingRules:
             if not 0 <= value <= 1:
                 raise JobError(f"line {line.id!r}: {self.metric} is {value:g}, and no score from 0 to 1")
             return value
-        if line.error is not None:
+        if line.error is not None or "note" in line.eval:
             return 0.0
         known = ", ".join(found) or "none"
         raise JobError(f"line {line.id!r}: has no score {self.metric!r} (its `scores`: {known})")
@@ -202,13 +202,15 @@ class Mismatches:
 class PairedLines:
     """The lines that two sides share, by id, and what was left out. `settings`: fields of bodies that differ,
     with the number of lines; `examples`: the values of one line for each. `unknown`: lines whose prompts
-    could not be compared; `shared`: lines that are the same, with or without scores; `read`: reads a run."""
+    could not be compared; `shared`: lines that are the same, with or without scores; `rated`: of each side,
+    answers that a scorer or a judge could score, and failed lines; `read`: reads a run."""
 
     lines: dict[str, PairedLine] = field(default_factory=dict)
     mismatches: Mismatches = field(default_factory=Mismatches)
     unscored: int = 0
     unknown: int = 0
     shared: int = 0
+    rated: tuple[int, int] = (0, 0)
     read: ReadFacts = field(default_factory=lambda: read_facts)
     settings: Counter[str] = field(default_factory=Counter)
     examples: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -251,6 +253,7 @@ class PairedLines:
             own.update(each)
         line.measure = line.measure or before.measure or after.measure
         line.lost += before.is_lost + after.is_lost
+        self.rated = self.rated[0] + (not before.unscored), self.rated[1] + (not after.unscored)
         line.failed += after.failed
         line.failed_first += before.failed
         line.unscored += before.unscored or after.unscored
@@ -277,6 +280,13 @@ def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: in
     return f"{text}; {same_lines if same else 'no line is the same'}"
 
 
+def _read_score(run: RunFolder, rules: PairingRules, line: RunLine) -> float | None:
+    try:
+        return rules.read_score(line)
+    except JobError as error:
+        raise JobError(f"{run.paths.out}: {error}") from error
+
+
 def read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, LineFacts]]:
     """Yield the id of each finished line, and what is compared of it."""
     keys = make_run_keys(run.manifest, "", run.paths.job.parent)
@@ -298,7 +308,7 @@ def read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, LineF
         yield (
             line.id,
             LineFacts(
-                score=rules.read_score(line),
+                score=_read_score(run, rules, line),
                 group=line.group or "all",
                 cluster=rules.find_cluster(line),
                 prompt=prompt,

@@ -117,7 +117,12 @@ def open_sides(paths: Sequence[Path]) -> list[ComparedSide]:
         cell = find_cell(run.paths.out)
         models.setdefault("" if cell is None else cell[1], []).append(run)
     if len(models) < 2:
-        raise JobError(f"{paths[0]}: is no suite of several models; give another run to compare it with")
+        of_one = (
+            f"has runs of one model only, {next(iter(models))}"
+            if any(models)
+            else "is no suite of several models"
+        )
+        raise JobError(f"{paths[0]}: {of_one}; give another run to compare it with")
     return [ComparedSide(name, runs) for name, runs in models.items()]
 
 

@@ -102,6 +102,10 @@ class ExportedRun:
             raise JobError(f"{run.paths.out}: its lines have no score in one unit, which the formats need")
         if not total.sample.count:
             raise JobError(f"{run.paths.out}: none of its lines is scored: no `eval` in {run.paths.job}")
+        if total.unscored and total.is_unscored:
+            raise JobError(
+                f"{run.paths.out}: none of its answers could be scored (`note` in the output says why)"
+            )
         return made
 
     def read_lines(self) -> Iterator[RunLine]:

@@ -35,11 +35,12 @@ Record = dict[str, Any]
 class SeedPool:
     """The answers of several runs of the same lines. `means`: the score of each run; `measures`: that of each
     run, by its name; `answers`: the verdicts on the answers to each question that has one answer in a run,
-    and whether its majority votes on right or wrong."""
+    and whether its majority votes on right or wrong; `waiting`: runs of which no answer could be scored."""
 
     group: ScoreGroup = field(default_factory=ScoreGroup)
     means: list[float] = field(default_factory=list)
     measures: dict[str, ScoreMeasure] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
     answers: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     by_score: dict[str, bool] = field(default_factory=dict)
 
@@ -52,6 +53,8 @@ class SeedPool:
                 self._add_line(line)
         if own.value is None:
             raise JobError(f"{run.name}: its lines have no score in one unit")
+        if own.unscored and own.is_unscored:
+            self.waiting.append(run.name)
         self.means.append(own.value)
         self.measures[run.name] = own.measure
 
@@ -67,16 +70,22 @@ class SeedPool:
 
     def describe(self) -> Record:
         """Describe the pool as suite.json has it. `scores`: pass@n, pass^n and the majority of n seeds, if
-        every question has one answer of each. JobError if a run has no score in the unit of the others."""
+        every question has one answer of each. JobError if a run has no score, or none in the unit of the
+        others."""
         for name, measure in self.measures.items():
             # The share of a run without scores is 0, which in a unit would be a score as any other.
             if measure != self.group.measure:
                 raise JobError(f"{name}: its lines have no score in the unit of the other seeds")
+        if self.waiting and not self.group.is_unscored:
+            raise JobError(f"{self.waiting[0]}: none of its answers could be scored")
         count, interval = len(self.means), self.group.interval
         if self.group.measure.is_share:
             interval = self.group.scores.compute_pooled_interval()
         found: Record = {
             "answers": self.group.sample.count,
+            "lines": self.group.lines,
+            "failed": self.group.failed,
+            "unscored": self.group.unscored,
             **self.group.describe_value(interval),
             "seed_shares": [round(mean, 10) for mean in self.means],
             "seed_deviation": round(stdev(self.means), 10),
@@ -121,7 +130,7 @@ def _pool_cells(folder: Path, cells: Sequence[Mapping[str, Any]], earlier: Mappi
         "errors": [hash_file(each.errors) for each in paths],
     }
     known = earlier.get(_compute_key(head))
-    if known is not None:
+    if known is not None and "lines" in known:  # which pools of earlier versions do not have
         return {**known, **head}
     pool = SeedPool()
     for each in paths:

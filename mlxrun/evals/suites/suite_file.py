@@ -24,6 +24,7 @@ from mlxrun.core.text_files import check_encoding, read_regular
 from mlxrun.evals.suites.suite_schema import build_suite_schema
 from mlxrun.evals.suites.suite_settings import Suite
 from mlxrun.evals.tasks.task_box import fill_used_tasks
+from mlxrun.jobs.lines.line_template import QUOTES_HINT, hint_at_quotes
 
 Step = str | int
 _SECTIONS = ("models", "tasks")  # whose values are wrong alone
@@ -71,13 +72,11 @@ def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
     and tasks without a problem. `raw`: what the file will have, if it is not yet written."""
     name = str(path)
     problems: list[ConfigProblem] = []
-    hint = ""
     if path.suffix == ".jsonl":
         raise ConfigError(f"{name}: this is a job, not a suite; run it with `mlxrun batch {name}`")
     try:
         raw = read_regular(path) if raw is None else raw
         check_encoding(raw[:4])
-        hint = '; values with {{ }} need quotes: "{{ column }}"' if b"{{" in raw else ""
         tree = parse_yaml(raw.decode("utf-8-sig"), name, problems)
     except OSError as error:
         raise ConfigError(f"{name}: cannot read the suite: {error.strerror}") from error
@@ -85,8 +84,9 @@ def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
         raise ConfigError(f"{name}: the suite is not UTF-8 text: {error.reason}") from error
     except YamlError as error:
         at = Origin("file", name, error.line, error.column)
+        hint = QUOTES_HINT if raw and b"{{" in raw else ""
         raise ConfigError(f"{at}: {error}{hint}") from error
-    problems = [replace(each, text=each.text + hint) for each in problems]
+    problems = [replace(each, text=hint_at_quotes(each.text)) for each in problems]
     if problems and not tree.value:
         raise ConfigError.from_problems(each.text for each in problems)
     tree = fill_used_tasks(tree, problems)

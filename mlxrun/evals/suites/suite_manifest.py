@@ -30,7 +30,7 @@ from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import list_common_reasons
 from mlxrun.jobs.run.progress import format_now, pluralize
 from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
-from mlxrun.jobs.scoring.score_groups import format_described
+from mlxrun.jobs.scoring.score_groups import NOT_SCORED, format_described, is_described_unscored
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -181,9 +181,10 @@ def load_suite_manifest(path: Path) -> Record | None:
     raise JobError(f"{path}: has an unknown format")
 
 
-def list_changed(runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield a warning for each run that is a cell whose lines would be others now, by the last start of its
-    suite. Suites whose manifest is damaged are left out."""
+def list_stale(runs: Sequence[RunFolder], path: Path) -> Iterator[str]:
+    """Yield a warning for each run that is a cell which the last start of its suite calls changed or failed.
+    If `path`, which names the runs, is the suite, failed cells without answers follow. Suites whose manifest
+    is damaged are left out."""
     states: dict[Path, dict[str, str]] = {}
     for run in runs:
         if (found := find_cell(run.paths.out)) is None:
@@ -191,8 +192,15 @@ def list_changed(runs: Sequence[RunFolder]) -> Iterator[str]:
         folder, name = found[0], "/".join(found[1:])
         if folder not in states:
             states[folder] = _read_states(folder / SUITE_NAME)
-        if states[folder].get(name) == CHANGED:
+        state = states[folder].pop(name, None)
+        if state == CHANGED:
             yield f"{run.name}: {CHANGED}: its lines are earlier ones than those that the suite has now"
+        elif state == "failed":
+            yield f"{run.name}: failed: its answers, or their scores, are those of an earlier start"
+    is_suite = path.suffix in (".yaml", ".yml")
+    for folder, rest in states.items():
+        if is_suite or folder.resolve() == path.resolve():
+            yield from (f"{name}: failed: it is left out" for name in rest if rest[name] == "failed")
 
 
 def _read_states(path: Path) -> dict[str, str]:
@@ -246,6 +254,8 @@ def _print_metrics(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None
 def format_pool(pool: Mapping[str, Any]) -> str:
     """Format the score over all seeds with its interval, how much single seeds vary, and the share of lines
     that some seed answers."""
+    if is_described_unscored(pool):
+        return NOT_SCORED
     measure = ScoreMeasure(**pool["measure"]) if pool.get("measure") else SHARE
     like = pool.get("value", pool["share"]) or 0.0
     notes = [f"seeds ± {measure.format_number(pool['seed_deviation'], like)}"]

@@ -241,7 +241,7 @@ class SuiteRun:
 
             outcome = await JobRun(paths, setup, self.options, say, self.stop, view).run()
             judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
-            if judge is not None and outcome.meter.done and _is_complete(outcome.meter):
+            if judge is not None and outcome.done and outcome.is_complete:
                 scores = await run_judge(paths, judge, setup, self.stop, say, view)
                 outcome = replace(outcome, scores=scores)
         except Interrupted:
@@ -272,20 +272,20 @@ class SuiteRun:
         self.manifest.update(
             cell,
             config_hash=cell.config_hash,
-            state=DONE if _is_complete(meter) else LIMITED,
+            state=DONE if outcome.is_complete else LIMITED,
             lines=meter.lines,
-            done=meter.done,
-            failed=meter.failed,
+            done=outcome.done,
+            failed=outcome.failed,
             cut_by_length=scores.cut_by_length,
             scores=scores.describe() if scores.groups else None,
             tokens={"prompt": meter.total_prompt, "output": meter.total_output},
             seconds=seconds,
         )
         total = scores.compute_total()
-        counts = {"failed": meter.failed, "unscored": total.unscored}
+        counts = {"failed": outcome.failed, "unscored": total.unscored}
         notes = "".join(f", {count} {word}" for word, count in counts.items() if count)
         shown = f", {format_score(total)}" if scores.groups else ""
-        self.say(f"{cell.name}: {meter.format_done()} done{notes}{shown}")
+        self.say(f"{cell.name}: {outcome.format_done()} done{notes}{shown}")
 
     def _record_failure(self, cell: Cell, error: MlxrunError) -> None:
         self._exits.append(error.exit_code)
@@ -293,10 +293,6 @@ class SuiteRun:
         of_failure = {} if has_answers else {"config_hash": cell.config_hash}
         self.manifest.update(cell, state="failed", error=str(error), **of_failure)
         self.say(f"{cell.name}: failed: {error}")
-
-
-def _is_complete(meter: ProgressMeter) -> bool:
-    return meter.done + meter.failed == meter.lines
 
 
 def _find_state(run: RunFolder, record: Mapping[str, Any]) -> str | None:

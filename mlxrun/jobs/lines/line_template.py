@@ -28,6 +28,7 @@ from mlxrun.jobs.lines.table_files import RowError
 LINE_SUFFIXES = (".yaml", ".yml", ".json")
 _EXPRESSION = re.compile(r"\{\{(?P<code>(?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 _NULL = "null"
+QUOTES_HINT = '; values with {{ }} need quotes: "{{ column }}"'
 _TEXT_KEYS = ("content", "text", "prompt", "input", "system", "instructions")
 
 
@@ -141,16 +142,22 @@ def read_template(path: Path) -> LineTemplate:
     if path.suffix.lower() not in LINE_SUFFIXES:
         return make_message_template(text.removesuffix("\n"), str(path))
     problems: list[ConfigProblem] = []
-    hint = '; values with {{ }} need quotes: "{{ column }}"' if "{{" in text else ""
     try:
         value = parse_yaml(text, str(path), problems).strip_origins()
     except YamlError as error:
+        hint = QUOTES_HINT if "{{" in text else ""
         raise JobError(f"{path}:{error.line}:{error.column}: {error}{hint}") from error
     if not value:
         raise JobError(f"{path}: a template of this kind is a mapping with the fields of a job line")
     if problems:
-        raise JobError.from_problems(problem.text + hint for problem in problems)
+        raise JobError.from_problems(hint_at_quotes(problem.text) for problem in problems)
     return LineTemplate(value, str(path))
+
+
+def hint_at_quotes(problem: str) -> str:
+    """Return the problem of a YAML file, with a hint if `{{ column }}` is the reason. Without quotes it is a
+    mapping whose key is a mapping."""
+    return problem + QUOTES_HINT if problem.endswith("not a list or a mapping") else problem
 
 
 def read_named_text(path: Path, what: str) -> str:

@@ -65,6 +65,8 @@ class JobPaths:
 
     def _find_problem(self) -> str:
         """Why the output cannot be where it should be; empty if it can."""
+        if str(self.out) == "-":  # which other commands take for standard output
+            return "answers are kept in a file, and not written to standard output"
         if not self.out.parent.is_dir():
             return f"its folder {self.out.parent} does not exist"
         if not self.out.exists() or self.out.is_file():

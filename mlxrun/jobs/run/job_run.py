@@ -103,6 +103,22 @@ class JobOutcome:
     meter: ProgressMeter
     scores: Scores
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every line of the job was answered or failed."""
+        return self.done + self.failed == self.meter.lines
+
+    @property
+    def has_more(self) -> bool:
+        """Whether earlier runs have answered lines beyond `limit`."""
+        return self.done + self.failed > self.meter.done + self.meter.failed
+
+    def format_done(self) -> str:
+        """Format how many lines are done: `3 of 8 lines`, or of the first ones if no others are done."""
+        if self.has_more:
+            return f"{self.done} of {pluralize(self.meter.lines, 'line')}"
+        return self.meter.format_done()
+
 
 @dataclass(slots=True)
 class JobRun:

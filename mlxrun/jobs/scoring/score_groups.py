@@ -252,10 +252,15 @@ def format_described(found: Mapping[str, Any]) -> str:
     if "measure" in found:
         measure = found["measure"]
         return MIXED if measure is None else ScoreMeasure(**measure).format(found["value"], found["interval"])
-    lost = found.get("failed", 0) + found.get("unscored", 0)
-    if lost and lost == found.get("lines") and not found["share"]:
+    if is_described_unscored(found):
         return NOT_SCORED
     return SHARE.format(found["share"], found["interval"])
+
+
+def is_described_unscored(found: Mapping[str, Any]) -> bool:
+    """Whether `is_unscored` holds of a described group."""
+    lost = found.get("failed", 0) + found.get("unscored", 0)
+    return bool(lost) and lost == found.get("lines") and "measure" not in found and not found["share"]
 
 
 def _make_row(name: str, group: ScoreGroup, has_unscored: bool, metrics: Sequence[str]) -> list[str]:

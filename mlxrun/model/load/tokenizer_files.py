@@ -114,6 +114,7 @@ def compare_with_sentencepiece(file: Path, tokenizer: Any) -> None:
 
 def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
     """Why there is no tokenizer: the library's own message may be a bare key, or name no file."""
+    from huggingface_hub.errors import StrictDataclassError
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -126,13 +127,15 @@ def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
         )
     if not file.is_file() and not any(any(folder.glob(name)) for name in _ANY_TOKENIZER):
         return f"no tokenizer file in {folder} (tokenizer.json, tokenizer.model, ...)"
+    last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
     if not file.is_file():
-        last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
         return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
     try:
         Tokenizer.from_file(str(file))
     except Exception as found:  # the library raises bare exceptions
         return f"{file}: the file is damaged, or its kind of tokenizer is not known: {found}"
+    if isinstance(error, StrictDataclassError):  # the library reads config.json for the tokenizer too
+        return f"{folder / 'config.json'}: {last.strip()}"
     return f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}"
 
 

@@ -105,7 +105,10 @@ def test_one_question_has_a_limit_of_tokens(
     with run_local_server(Config()) as url:
         for given in ([], ["--max-tokens", "2"]):
             assert main(["chat", "-p", "2 + 3?", "--url", url, *given]) == 0
-    assert sent == [{"max_tokens": 1024}, {"max_tokens": 2}]
+        assert main(["chat", "embedded", "-p", "2 + 3?", "--url", url]) == 0
+        assert main(["chat", "embeded", "-p", "2 + 3?", "--url", url]) == 1
+    assert "the server has no model embeded (did you mean 'embedded'?)" in capsys.readouterr().err
+    assert sent == [{"max_tokens": 1024}, {"max_tokens": 2}, {"max_tokens": 1024, "model": "embedded"}]
     assert main(["chat", "-p", "a", "--max-tokens", "0"]) == 2
 
 

@@ -189,6 +189,18 @@ async def test_ollamas_keep_alive_holds_for_the_loaded_model() -> None:
         assert (await front.post("/api/chat", {**body, "keep_alive": "soon"})).status == 400
 
 
+async def test_ollamas_keep_alive_is_no_field_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log said that the model stays loaded, and `server.strict_fields` refused it."""
+    ignored: list[str] = []
+    monkeypatch.setattr("mlxrun.api.body_schema.log_ignored", lambda field, reason: ignored.append(field))
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        body = {"model": "a", "messages": make_chat_body()["messages"], "stream": False}
+        reply = await front.post("/api/chat", {**body, "keep_alive": "1h", "shift": True})
+        assert (reply.status, reply.json["message"]["content"], ignored) == (200, "I am a", ["shift"])
+        twice = b'{"model": "a", "model": "a", "keep_alive": 5, "messages": []}'
+        assert "occurs twice" in (await front.post("/api/chat", twice)).json["error"]
+
+
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [(300, 300.0), ("5m", 300.0), ("1h30m", 5400.0), ("0", 0.0), ("250ms", 0.25), (-1, None), ("-1m", None)],

@@ -127,6 +127,20 @@ async def test_another_score_of_the_records_may_be_compared(tmp_path: Path) -> N
         PairedLines().add_runs(run, run, PairingRules(metric="acc"))
 
 
+async def test_a_line_that_could_not_be_scored_has_0_in_every_score(tmp_path: Path) -> None:
+    """As in tables and reports; a score that lines lack is named with its run."""
+    lines = [
+        chat("a", "axe", HAS_X | {"metrics": ["mean"]}, n=2),
+        chat("b", "b", {"match": "judge", "expected": "axe"}),
+    ]
+    run = RunFolder.open(await run_lines(tmp_path, lines))
+    found = PairedLines()
+    found.add_runs(run, run, PairingRules(metric="mean"))
+    assert (found.lines["a"].first, found.lines["b"].first, found.lines["b"].unscored) == (1, 0, 1)
+    with pytest.raises(JobError, match=r"job.out.jsonl: line 'a': has no score 'acc'"):
+        PairedLines().add_runs(run, run, PairingRules(metric="acc"))
+
+
 async def test_clusters_come_from_ids_groups_or_records(tmp_path: Path) -> None:
     lines = [chat(f"q{at // 2}-e{at % 2}", "x", HAS_X | {"group": f"g{at % 3}"}) for at in range(6)]
     run = RunFolder.open(await run_lines(tmp_path, lines))

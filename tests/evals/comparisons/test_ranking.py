@@ -132,6 +132,11 @@ async def test_what_cannot_be_ranked_is_named(tmp_path: Path) -> None:
     job = await run_lines(tmp_path / "a", make_lines(3, 4))
     with pytest.raises(JobError, match="is no suite of several models; give another run"):
         open_sides([job])
+    suite = tmp_path / "s.out"
+    await run_lines(suite / "small" / "x" / "seed-1", make_lines(3, 4))
+    write_suite(suite)
+    with pytest.raises(JobError, match=r"s.out: has runs of one model only, small; give another run"):
+        open_sides([suite])
     with pytest.raises(JobError, match="one of these is given twice"):
         open_sides([job, job, job])
 

@@ -149,6 +149,24 @@ async def test_pools_of_which_all_lines_failed_are_told_apart(tmp_path: Path) ->
             ([None, None], 2),
             ([None, None], 4),
         ]
+        assert {format_pool(pool) for pool in pools} == {"not scored"}
+
+
+async def test_a_seed_that_no_judge_has_scored_has_no_pool(tmp_path: Path) -> None:
+    """Its zeros would halve the score. Where all seeds wait, the pool has no score."""
+    judged, waiting = sampled_chats(4), [line | {"eval": {"match": "judge"}} for line in sampled_chats(4)]
+    runs = [
+        RunFolder.open(await run_lines(tmp_path / str(seed), lines, seed), f"seed-{seed}")
+        for seed, lines in enumerate((judged, waiting, waiting))
+    ]
+    pool, mixed = SeedPool(), SeedPool()
+    for run in runs[1:]:
+        pool.add_run(run)
+    assert format_pool(pool.describe()) == "not scored"
+    for run in runs:
+        mixed.add_run(run)
+    with pytest.raises(JobError, match="seed-1: none of its answers could be scored"):
+        mixed.describe()
 
 
 async def test_a_pool_with_an_edited_record_is_left_out(

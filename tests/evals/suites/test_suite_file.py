@@ -86,6 +86,14 @@ def test_what_is_no_suite(tmp_path: Path, text: str, says: str) -> None:
     assert f"{path}{says}" in str(caught.value)
 
 
+def test_quotes_are_named_only_where_they_are_missing(tmp_path: Path) -> None:
+    """Not for other mistakes of a suite whose templates have them."""
+    path = write_suite(tmp_path, CAPITALS)
+    path.write_text(path.read_text() + "tasks: {}\n")
+    with pytest.raises(ConfigError, match=r"tasks: this key has a value at \S+ already$"):
+        read_suite(path).raise_problems()
+
+
 def test_a_list_is_no_suite(tmp_path: Path) -> None:
     """Nothing else is said of it, as that it lacks models."""
     path = tmp_path / "s.yaml"

@@ -150,6 +150,25 @@ async def test_a_limit_and_some_cells(bench: SuiteBench) -> None:
     assert bench.clients[0].tries["Capital of France, Paris?"] == 0
 
 
+async def test_a_limit_takes_nothing_from_a_finished_cell(tmp_path: Path) -> None:
+    """It is done, with the scores of all lines and of its judge. They were said to be of the first lines, and
+    the judge's were gone."""
+    bench = SuiteBench(write_suite(tmp_path, JUDGED))
+    assert await bench.run() == 0
+    (cell,) = bench.read()["cells"]
+    assert await bench.run(limit=2) == 0
+    assert bench.read()["cells"] == [cell | {"seconds": bench.read()["cells"][0]["seconds"]}]
+    assert cell["state"] == "done" and cell["scores"]["total"]["unscored"] == 0
+    assert any(text.startswith("a/judged/seed-0: 3 of 3 lines done, ") for text in bench.said)
+
+
+async def test_fewer_lines_than_before_are_no_limit(bench: SuiteBench) -> None:
+    assert await bench.run("b/capitals", limit=2) == await bench.run("b/capitals", limit=1) == 0
+    found = {each["name"]: each for each in bench.read()["cells"]}["b/capitals/seed-2"]
+    assert (found["state"], found["done"], found["scores"]["total"]["lines"]) == ("limited", 2, 2)
+    assert any(text.startswith("b/capitals/seed-2: 2 of 3 lines done, ") for text in bench.said)
+
+
 async def test_failed_lines(bench: SuiteBench) -> None:
     bench.path.write_text(bench.path.read_text().replace("Capital of", "LONG"))
     assert await bench.run("a/capitals") == 1

@@ -70,6 +70,12 @@ def test_a_folder_without_a_name_is_no_job(job: str) -> None:
         JobPaths(Path(job))
 
 
+def test_standard_output_is_no_output(tmp_path: Path) -> None:
+    """The answers went into a file of that name."""
+    with pytest.raises(JobError, match="-: the output cannot be written: answers are kept in a file"):
+        JobPaths(tmp_path / "x.jsonl", Path("-"))
+
+
 def test_what_fresh_sets_aside(tmp_path: Path) -> None:
     """Answers of any run are moved and never replaced; without answers, nothing is kept."""
     paths = JobPaths(tmp_path / "x.jsonl")

@@ -166,3 +166,14 @@ def test_a_length_that_is_no_number_is_named(tmp_path: Path) -> None:
         ModelLoadError, match="tokenizer_config.json: model_max_length: expected a number, got"
     ):
         load(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("wide", "Field 'hidden_size' expected int, got str"), (65, "65")]
+)
+def test_a_wrong_config_is_not_blamed_on_the_tokenizer(tmp_path: Path, value: Any, said: str) -> None:
+    path = text_models.build("llama", tmp_path / "model") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": value}))
+    with pytest.raises(ModelLoadError) as caught:
+        load(path.parent)
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mlxrun.cli.run_setup import report_changed
+from mlxrun.cli.run_setup import report_stale
 from mlxrun.core.terminal import print_line
 
 EPILOG = """\b
@@ -42,5 +42,5 @@ def command(run: Path, output: Path | None) -> None:
     from mlxrun.evals.bundles.bundle import write_bundle
     from mlxrun.evals.run_folders.run_folder import open_runs
 
-    report_changed(open_runs(run))
+    report_stale(open_runs(run), run)
     print_line(str(write_bundle(run, output)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mlxrun.cli.run_setup import report_changed
+from mlxrun.cli.run_setup import report_stale
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import make_columns, print_error, print_json, print_line, print_table
 
@@ -58,9 +58,9 @@ def command(
 
     rows = known = read_history(file)
     runs = [] if run is None else open_runs(run)
-    if runs:
+    if run is not None:
         rows = add_runs(file, runs)
-        report_changed(runs)
+        report_stale(runs, run)
     added = len(rows) - len(known)
     if not rows:
         raise JobError(f"{file}: is no history yet; give a run to begin it with")

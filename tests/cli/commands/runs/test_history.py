@@ -87,6 +87,31 @@ def test_cells_that_are_changed_are_named(
     assert f"warning: {says.format(cell)}" in capsys.readouterr().err
 
 
+def test_cells_that_failed_are_named(
+    tmp_path: Path, fake_engine: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With answers of an earlier start or without any; the latter are no part of a single cell's history."""
+    suite = write_suite(tmp_path, CAPITALS)
+    assert main(["eval", str(suite)]) == 0
+    manifest = tmp_path / "suite.out" / "suite.json"
+    found = json.loads(manifest.read_text())
+    found["cells"][0]["state"] = "failed"
+    found["cells"].append(found["cells"][0] | {"name": "large/capitals/seed-0"})
+    manifest.write_text(json.dumps(found))
+    earlier = "warning: {}: failed: its answers, or their scores, are those of an earlier start"
+    of_suite = [
+        earlier.format("tiny/capitals/seed-0"),
+        "warning: large/capitals/seed-0: failed: it is left out",
+    ]
+    cell = manifest.parent / "tiny/capitals/seed-0"
+    path, bundle = str(tmp_path / "nightly.jsonl"), str(tmp_path / "suite.tar.gz")
+    for run, says in ((suite, of_suite), (manifest.parent, of_suite), (cell, [earlier.format(cell)])):
+        for command in (["history", path, str(run)], ["bundle", str(run), "-o", bundle]):
+            capsys.readouterr()
+            assert main(command) == 0
+            assert [line for line in capsys.readouterr().err.splitlines() if "failed" in line] == says
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8")
 async def test_a_run_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is noted, compared and exported. JSON has an escape for the byte."""
