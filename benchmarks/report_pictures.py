@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1200
 COLOURS = 200  # of a picture, which makes its file a third as large
-MODULE = (sys.executable, "-m", "mlxrun.cli.main")
+MODULE = (sys.executable, "-m", "mlxrun")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlxrun.core.errors import MlxrunError
 
 LIMIT = 3600.0  # seconds until the model is loaded
-MLXRUN = (sys.executable, "-m", "mlxrun.cli.main")
+MLXRUN = (sys.executable, "-m", "mlxrun")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ TABLE: dict[str, set[str]] = {
     "cluster": BASE | {"api", "model", "engine", "jobs", "server"},
     "cli": EVERYTHING,
     "cli.bench": EVERYTHING,
+    "__main__": {"cli.entry"},
 }
 # Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peers and random models of the bench.
 MLX = (

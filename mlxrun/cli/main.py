@@ -247,7 +247,3 @@ def _flush_streams() -> bool:
             if stream is sys.stdout:
                 os.write(2, f"mlxrun: standard output: {error.strerror}\n".encode())
     return good
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -131,7 +131,7 @@ def find_program() -> list[str]:
     beside = Path(sys.executable).with_name("mlxrun")
     if program is not None:
         return [str(Path(program).absolute())]
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun.cli.main"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun"]
 
 
 def make_service_file(service: Service, system: str, home: Path, user: int) -> ServiceFile:

@@ -34,3 +34,9 @@ def test_an_interrupt_while_it_is_imported_ends_it_quietly() -> None:
 def test_it_runs_the_command_line() -> None:
     done = run(CODE.replace("os.kill", "max"))
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mlxrun, version")
+
+
+def test_it_runs_as_a_module() -> None:
+    done = run_program([sys.executable, "-m", "mlxrun", "--version"])
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mlxrun, version")
+    assert run_program([sys.executable, "-m", "mlxrun", "nonsense"]).returncode == 2

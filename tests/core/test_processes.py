@@ -25,7 +25,7 @@ def test_files_of_the_working_directory_are_no_modules(
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the folder')")
     for module in ("json", "click"):
         (tmp_path / f"{module}.py").write_text("raise SystemExit('of the folder')")
-    with start_module("mlxrun.cli.main", "--version", stdout=subprocess.PIPE) as process:
+    with start_module("mlxrun", "--version", stdout=subprocess.PIPE) as process:
         out = process.communicate()[0]
     assert process.returncode == 0 and out.startswith(b"mlxrun")
 

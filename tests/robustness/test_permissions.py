@@ -107,7 +107,7 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, arguments: list[st
     "arguments", [["config", "show"], pytest.param(["doctor"], marks=pytest.mark.sweep)], ids=" ".join
 )
 def test_standard_output_on_a_full_disk(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "mlxrun.cli.main", *arguments]
+    command = [sys.executable, "-m", "mlxrun", *arguments]
     with FULL.open("w") as full:
         done = run_program(command, stdout=full, cwd=tmp_path)
     said = "mlxrun: standard output: No space left on device"

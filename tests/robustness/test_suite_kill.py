@@ -115,7 +115,7 @@ def start_fake(path: Path, pause: float, log: Path) -> BaseProcess:
 
 def run_command(path: Path) -> None:
     """`mlxrun eval` in this process."""
-    os.execv(sys.executable, [sys.executable, "-m", "mlxrun.cli.main", "eval", str(path)])
+    os.execv(sys.executable, [sys.executable, "-m", "mlxrun", "eval", str(path)])
 
 
 def start_command(path: Path, pause: float, log: Path) -> BaseProcess:

@@ -188,7 +188,7 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
 
 
 def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--host", "0.0.0.0", "--port", "0"]
+    command = [sys.executable, "-m", "mlxrun", "serve", "--host", "0.0.0.0", "--port", "0"]
     done = run_program(command, cwd=tmp_path)
     assert done.returncode == 2
     assert "--host: server.host: 0.0.0.0 can be reached from other machines" in done.stderr
@@ -197,7 +197,7 @@ def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sets", [(), ("--set", "server.allow_public=true")], ids=["no key", "public"])
 def test_a_host_that_does_not_exist_is_named(tmp_path: Path, sets: tuple[str, ...]) -> None:
     """It needs no keys, as no server starts there. The resolver is not needed for a name with two dots."""
-    command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--host", "no..host", "--port", "0", *sets]
+    command = [sys.executable, "-m", "mlxrun", "serve", "--host", "no..host", "--port", "0", *sets]
     done = run_program(command, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("server.host: the host name 'no..host' does not exist\n")

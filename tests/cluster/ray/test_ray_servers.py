@@ -25,7 +25,7 @@ STORY = {"prompt": "Once upon a time", "max_tokens": 150, "min_tokens": 140, "te
 @contextmanager
 def serve(address: str, log: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server with two workers, and its URL."""
-    command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--port", "0", "--ray", address]
+    command = [sys.executable, "-m", "mlxrun", "serve", "--port", "0", "--ray", address]
     with log.open("w") as file:
         server = subprocess.Popen([*command, "--set", "workers.count=2"], stdout=file, stderr=file, text=True)
     try:

@@ -51,7 +51,7 @@ def logprobs_job(job: Path) -> Path:
 
 
 def start(job: Path, out: Path, address: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(job), "-o", str(out), *SETS]
+    command = [sys.executable, "-m", "mlxrun", "batch", str(job), "-o", str(out), *SETS]
     with out.with_suffix(".log").open("a") as log:
         return subprocess.Popen([*command, "--ray", address], stdout=log, stderr=log, text=True)
 
@@ -115,7 +115,7 @@ def test_one_process_and_two_workers_finish_what_the_other_has_begun(
     asks for four. Nothing is refused or mixed."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     out = logprobs_job.with_name(f"{order.replace(' ', '-')}.out.jsonl")
-    command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(logprobs_job), "-o", str(out), *SETS]
+    command = [sys.executable, "-m", "mlxrun", "batch", str(logprobs_job), "-o", str(out), *SETS]
     starts: list[list[str]] = [["--ray", address], []]
     for more in starts if order == "ray first" else starts[::-1]:
         limit = [] if out.exists() else ["--limit", "10"]
@@ -145,7 +145,7 @@ def test_more_workers_than_there_is_room_for(address: str, job: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "mlxrun.cli.main",
+        "mlxrun",
         "batch",
         str(job),
         "-o",

@@ -211,7 +211,7 @@ def test_the_jobs_reach_their_scores(tmp_path: Path, job: str, least: float, lin
     """Every text skill 90 %, every vision skill 85 %, exit 0: what `make demo` shows. Of each job the
     first lines do, as the skills take turns in it."""
     path, out = Path(__file__).parents[3] / "jobs" / f"{job}.jsonl", tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(path), "-o", str(out)]
+    command = [sys.executable, "-m", "mlxrun", "batch", str(path), "-o", str(out)]
     command += ["--limit", str(limit)]
     ran = run_program(command, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.thorough
 
 async def test_a_folder_is_served_until_a_signal(tmp_path: Path) -> None:
     await run_lines(tmp_path / "one", chats(2))
-    command = (sys.executable, "-m", "mlxrun.cli.main", "view", str(tmp_path), "--port", "0")
+    command = (sys.executable, "-m", "mlxrun", "view", str(tmp_path), "--port", "0")
     with start_program(command) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
