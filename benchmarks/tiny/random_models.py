@@ -30,6 +30,7 @@ from benchmarks.tiny.vision_configs import make_vision_config
 from benchmarks.tiny.vision_families import VISION
 from benchmarks.tiny.vision_prompts import TinyVisionInfo
 from mlxrun.config.settings import ModelSettings
+from mlxrun.model.load.model_digests import stamp_files
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 
@@ -146,6 +147,7 @@ def read_vision_info(family: str, folder: Path) -> LoadedModelInfo:
     found = load_model_info(ModelSettings(path=str(text)))
     own = {part.name: getattr(found, part.name) for part in fields(found) if part.init}
     own |= {"folder": folder, "config": read_json(folder / "config.json"), "vision": True}
+    own["stamps"] = stamp_files(ModelSettings(path=str(folder)), folder)  # of what is loaded
     return TinyVisionInfo(**own, family=family)
 
 
