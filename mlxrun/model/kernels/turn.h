@@ -1,12 +1,13 @@
-// A block has as many heads of a token as it has times 32 threads. Inputs: product [rows, n, (HEADS + 2 * KV_HEADS) * SIZE] of queries, keys
-// and values; query_weight and key_weight [SIZE] of their norms; frequencies [TURNED / 2]; offsets int32 [rows * n].
-// Outputs: queries [rows, HEADS, n, SIZE]; written [2 * rows, KV_HEADS, n, SIZE], keys before values. The first TURNED
-// numbers of a head are rotated in pairs, of neighbours or of the two halves.
-  const int token = BLOCK_X, head = BLOCK_Y * TEAMS + THREAD / 32, lane = THREAD % 32, rows = product_shape[0], tokens = product_shape[1];
+// A block has TEAMS heads of a token, and 32 threads for each. Inputs: product [rows, n, (HEADS + 2 * KV_HEADS) * SIZE]
+// of queries, keys and values; query_weight and key_weight [SIZE] of their norms; frequencies [TURNED / 2]; offsets
+// int32 [rows * n]. Outputs: queries [rows, HEADS, n, SIZE]; written [2 * rows, KV_HEADS, n, SIZE], keys before values.
+// The first TURNED numbers of a head are rotated in pairs, of neighbours or of the two halves.
+  const int token = BLOCK_X, head = BLOCK_Y * TEAMS + THREAD / 32, lane = THREAD % 32;
+  if (head >= HEADS + 2 * KV_HEADS) return;
+  const int rows = product_shape[0], tokens = product_shape[1];
   const int row = token / tokens, place = token % tokens;
   const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
   const long from = ((long)token * (HEADS + 2 * KV_HEADS) + head) * SIZE;
-  if (head >= HEADS + 2 * KV_HEADS) return;
   float first[PAIRS], second[PAIRS], total = 0;
   UNROLLED
   for (int n = 0; n < PAIRS; n++) {
