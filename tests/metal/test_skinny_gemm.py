@@ -78,6 +78,7 @@ def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
 
 def compare_tiles(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether blocks of few and of many tiles give the same bits, without a gate and with one."""
+    monkeypatch.setattr(skinny_gemm, "FEW_OUTPUTS", 0)  # a warp has three steps
     layer = make_layer(form, mx.bfloat16, 19)
     x = make_random((rows, 1, count_inputs(layer)), 2, mx.bfloat16)
     many = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
@@ -97,7 +98,7 @@ def test_blocks_of_few_tiles_give_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    "old, new", [("ahead * WARPS, steps - 1", "ahead, steps - 1"), ("step >= steps", "step > steps")]
+    "old, new", [("ahead * SETS * WARPS, steps - 1", "ahead, steps - 1"), ("step >= steps", "step > steps")]
 )
 def test_a_planted_mistake_of_several_steps_is_found(
     old: str, new: str, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +134,54 @@ def test_a_weight_of_many_outputs_has_blocks_of_few_warps(form: str, monkeypatch
     for rows in (1, *KERNELS):
         assert mx.array_equal(multiply_few_rows(layer, x[:rows]), expected[:rows]).item(), rows
     assert find_gate_problem(mx.bfloat16, 11, form) == ""
+
+
+def find_many_warps_problem(form: str, gated: bool = False) -> str:
+    """Whether a weight of few outputs, whose blocks have many warps, is multiplied as it should be: the same
+    bits for each number of rows, though most rows have half of the warps, with the sums of two each."""
+    layer = make_layer(form, mx.bfloat16, 36, 24 * (1 + gated))
+    x = make_random((max(KERNELS), count_inputs(layer)), 2, mx.bfloat16)
+    if not gated and find_difference(layer, x, multiply_few_rows(layer, x)) > 4 * ROUNDING[mx.bfloat16]:
+        return "another product"
+    # The halves of a sum cancel each other, so what is left are the errors of its order.
+    for name in {"weight", "scales", "biases"} & set(layer):
+        layer[name] = mx.concatenate([layer[name][:, : layer[name].shape[1] // 2]] * 2, axis=1)
+    half = x[:, : x.shape[1] // 2]
+    x = mx.concatenate([half, -half], axis=1)
+    expected = multiply_few_rows(layer, x, gated)
+    same = (mx.array_equal(multiply_few_rows(layer, x[:rows], gated), expected[:rows]) for rows in (1, 32))
+    return "" if all(each.item() for each in same) else "other bits"
+
+
+@pytest.fixture
+def use_blocks_of_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks have as few tiles as for weights with few outputs, since the sums of many warps take memory."""
+    for least in ("BLOCKS", "LIGHT_BLOCKS"):
+        monkeypatch.setattr(skinny_gemm, least, 128)
+
+
+@pytest.mark.usefixtures("use_blocks_of_few_outputs")
+@pytest.mark.parametrize("form", ["4 bit", "plain"])
+def test_a_weight_of_few_outputs_has_blocks_of_many_warps(form: str) -> None:
+    assert [find_many_warps_problem(form, gated) for gated in (False, True)] == ["", ""]
+
+
+@pytest.mark.usefixtures("use_blocks_of_few_outputs")
+@pytest.mark.parametrize(
+    "old, new, found",
+    [
+        ("sums[tile][column][e] += kept[tile][column][e];", ";", "another product"),
+        ("warp + set * WARPS", "warp * SETS + set", "other bits"),
+    ],
+)
+def test_a_planted_mistake_of_two_sets_is_found(
+    old: str, new: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first set is left out; the sets of other warps."""
+    assert old in kernel_source.SKINNY_GEMM
+    monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
+    skinny_gemm.compile_kernel.cache_clear()
+    assert find_many_warps_problem("plain") == found
 
 
 @pytest.mark.parametrize("form", ["4 bit", "plain"])
@@ -245,9 +294,9 @@ def test_a_planted_mistake_of_the_gate_is_found(name: str, monkeypatch: pytest.M
 
 MISTAKES = {
     "the last inputs are left out": ("step >= steps", "step >= steps - 1"),
-    "other inputs of the rows": ("start + eight * 8);", "start + (eight ^ 1) * 8);"),
-    "the scale of the next output": ("repeat<T>(scales[at / GROUP])", "repeat<T>(scales[at / GROUP + 1])"),
-    "no offset": ("repeat<T>(biases[at / GROUP])", "0"),
+    "other inputs of the rows": ("(TAKEN / 8) + eight]", "(TAKEN / 8) + (eight ^ 1)]"),
+    "the scale of the next output": ("repeat<T>(scales[group])", "repeat<T>(scales[group + 1])"),
+    "no offset": ("repeat<T>(biases[group])", "0"),
     "the first row for all": ("MIN(column * 8 + place, rows - 1)", "0"),
     "neighbours of x": ("one = BITS == 4 ? v.x[i]", "one = BITS == 4 ? v.x[i + 2]"),
     "the other half of the outputs": ("const int side = i % 2,", "const int side = 1 - i % 2,"),

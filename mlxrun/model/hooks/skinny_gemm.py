@@ -25,9 +25,13 @@ LIGHT_ROWS, LIGHT_BLOCKS = 8, 512  # the same where a processor has several: of 
 READ_TILES = 4
 MOST_ROWS = max(KERNELS)
 BITS, GROUPS = (4, 8), (32, 64, 128)
-# Of a block; another number would sum in another order, so only the weight may choose. Of many outputs there
-# are enough blocks that three of few warps share a processor, and wait less for memory.
-WARPS, FEW_WARPS, MANY_OUTPUTS = 8, 4, 24576
+# Of a block; another number would sum in another order, so only the weight may choose. With few outputs there
+# is one block for a processor, which waits less for memory with many warps. A quantized weight with many
+# outputs has so many blocks that three of few warps share a processor.
+WARPS, MANY_WARPS, FEW_WARPS = 8, 16, 4
+FEW_OUTPUTS, MANY_OUTPUTS = 4224, 24576
+RESIDENT = {MANY_WARPS: 1, FEW_WARPS: 3}  # blocks that a processor has registers for
+WIDE_ROWS = 32  # more than these, and a block has half of many warps, each with the sums of two
 
 
 def can_multiply_packed(layer: Any, dtype: mx.Dtype) -> bool:
@@ -65,14 +69,17 @@ def multiply_few_rows(
     if x.shape[0] != rows or x.ndim < 3:
         x = x.reshape(rows, 1, inputs)
     most, tiles = next((most, tiles) for most, tiles in KERNELS.items() if rows <= most)
+    warps = _choose_warps(layer)
+    sets = 2 if warps == MANY_WARPS and most > WIDE_ROWS else 1
+    warps //= sets
     least = BLOCKS if quantized or most > LIGHT_ROWS else LIGHT_BLOCKS
     while tiles > 1 + gated and outputs < least * 16 * tiles // (1 + gated):
         tiles //= 2
     own = tiles // (1 + gated) * 16  # outputs of a block
-    blocks, warps = -(-outputs // own), _choose_warps(layer)
+    blocks = -(-outputs // own)
     bits = layer.bits if quantized else 16
     numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": warps}
-    numbers |= {"GROUP": layer.group_size if quantized else 0, "SPARE": blocks * own - outputs}
+    numbers |= {"SETS": sets, "GROUP": layer.group_size if quantized else 0, "SPARE": blocks * own - outputs}
     numbers |= {"AHEAD": 1 if quantized else READ_TILES // tiles}
     names = ("weight", "scales", "biases") if quantized else ("weight",)
     y: mx.array = compile_kernel(get_backend(), names, gated, added is not None, warps)(
@@ -87,8 +94,12 @@ def multiply_few_rows(
 
 
 def _choose_warps(layer: Any) -> int:
-    """The warps of a block."""
-    return FEW_WARPS if "scales" in layer and layer["weight"].shape[0] >= MANY_OUTPUTS else WARPS
+    """The warps of a block. None is without a step where there are many."""
+    weight = layer["weight"]
+    outputs, steps = weight.shape[0], weight.nbytes // weight.shape[0] // 64
+    if outputs <= FEW_OUTPUTS and steps >= MANY_WARPS:
+        return MANY_WARPS
+    return FEW_WARPS if "scales" in layer and outputs >= MANY_OUTPUTS else WARPS
 
 
 def multiply_evenly(layer: Any, x: mx.array, gated: bool = False, added: mx.array | None = None) -> mx.array:
@@ -115,7 +126,7 @@ def compile_kernel(
     form = ("quantized" if quantized else "plain") + "_gated" * gated + "_added" * adds
     header = f"{kernel_source.GEMM_HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n"
     header += f"#define GATED {gated:d}\n#define ADDED {adds:d}\n"
-    if warps == FEW_WARPS:
-        header += f"#define {RESIDENT_BLOCKS} 3\n"
+    if warps in RESIDENT:
+        header += f"#define {RESIDENT_BLOCKS} {RESIDENT[warps]}\n"
     inputs = ["x", *names, *["added"] * adds]
     return make_kernel(backend, f"skinny_gemm_{form}", inputs, ["y"], kernel_source.SKINNY_GEMM, header)

@@ -22,7 +22,10 @@ template <typename T, int BITS>
 __device__ unsigned widen(unsigned word, int i, unsigned scale, unsigned bias) {
   using Pair = typename Two<T>::Type;
   const Pair base = read_as<Pair>(Two<T>::BASE);
-  const unsigned bits = ((word >> (BITS * i)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff)) | Two<T>::BASE;
+  unsigned bits;  // by one instruction: (shifted & mask) | BASE
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+      : "=r"(bits)
+      : "r"(word >> (BITS * i)), "n"(BITS == 4 ? 0x000f000f : 0x00ff00ff), "r"(Two<T>::BASE));
   return read_bits(__hfma2(__hsub2(read_as<Pair>(bits), base), read_as<Pair>(scale), read_as<Pair>(bias)));
 }
 template <>
