@@ -277,9 +277,8 @@ def find_failures(trends: Sequence[CellTrend], conditions: Sequence[str]) -> Ite
             )
         chosen = [trend for trend in trends if fnmatchcase(trend.cell, pattern or "*")]
         if not chosen:
-            raise JobError(
-                f"--fail-if {text!r}: there is no such cell: {', '.join(each.cell for each in trends)}"
-            )
+            cells = ", ".join(each.cell for each in trends)
+            raise JobError(f"--fail-if {text!r}: there is no such cell (cells: {cells})")
         yield from (f"{trend.cell}: {text}: {describe_trend(trend)}" for trend in chosen if trend.holds(word))
 
 

@@ -225,14 +225,18 @@ def format_time(seconds: float | None) -> str | None:
 
 
 def build_models_page(names: Sequence[str]) -> Json:
-    """Build Anthropic's response of /v1/models. The dates are unknown, so they are those of the epoch."""
-    date = format_time(0)
+    """Build Anthropic's response of /v1/models."""
     return {
-        "data": [{"type": "model", "id": name, "display_name": name, "created_at": date} for name in names],
+        "data": [build_model(name) for name in names],
         "has_more": False,
         "first_id": names[0] if names else None,
         "last_id": names[-1] if names else None,
     }
+
+
+def build_model(name: str) -> Json:
+    """Build Anthropic's description of a model. Its date is unknown, so it is that of the epoch."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": format_time(0)}
 
 
 def check_request(request: Any, where: str) -> tuple[str, Json]:

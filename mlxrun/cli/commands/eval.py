@@ -187,7 +187,7 @@ def _read_files(key: str, given: Sequence[str], names: Sequence[str]) -> dict[st
         name, equals, path = text.partition("=")
         if not equals or name not in names:
             name, path = names[0], text
-            if len(names) > 1:
+            if len(names) > 1 or (equals and not Path(text).exists()):
                 raise JobError(f"--{key} {text}: write TASK=FILE, with one of {', '.join(names)}")
         if name in files:
             raise JobError(f"--{key} {text}: {name} has a file already")

@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from mlxrun.api.anthropic.response import build_models_page, format_time
+from mlxrun.api.anthropic.response import build_model, build_models_page, format_time
 from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, SHOW_PATH
 from mlxrun.api.ollama.request import LATEST, read_keep_alive
 from mlxrun.api.ollama.response import NEVER, OllamaWriter
@@ -275,8 +275,9 @@ class ModelRelay(Relay):
     async def get_model(self, request: web.Request) -> web.Response:
         """Describe a model by one of its names."""
         name = "/".join(request.match_info.values())
-        found = _describe_names(self.models.find(name))
-        return json_response(next((each for each in found if each["id"] == name), found[0]))
+        names = _describe_names(self.models.find(name))
+        found = next((each for each in names if each["id"] == name), names[0])
+        return json_response(build_model(found["id"]) if is_anthropic(request) else found)
 
     async def list_tags(self, request: web.Request) -> web.Response:
         """List the names of all models, as Ollama does."""

@@ -6,7 +6,6 @@ first's.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +30,7 @@ from mlxrun.evals.statistics import adjust_p_values
 from mlxrun.jobs.records.manifest_checks import (
     SETTING_NAMES,
     RunEnvironment,
+    describe_change,
     describe_changes,
     flatten_settings,
 )
@@ -40,6 +40,12 @@ from mlxrun.jobs.scoring.measure import SHARE
 ANY_SAME_LINE = PairingRules()
 # What a model brings along. `describe_changes` leaves it out where the model is another one.
 _OF_MODEL = ("model.template", "model.tokenizer", "processor")
+# Digests in the `scoring` of a manifest. What else begins with `judge.`, but for its template, depends on the
+# judged answers or on the machine, or follows from these.
+_SCORING_DIGESTS = {
+    "judge.settings_sha256": "the settings of the judge have changed",
+    "judge.model.fingerprint": "the model of the judge has changed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +207,8 @@ def list_differences(runs: Sequence[tuple[RunFolder, RunFolder]], lines: PairedL
     for first, second in runs:
         found |= dict.fromkeys(_compare_manifests(first.manifest, second.manifest))
     for key, count in sorted(lines.settings.items()):
-        was, now = (json.dumps(value, ensure_ascii=False)[:60] for value in lines.examples[key])
-        found[f"`{key}` of {pluralize(count, 'line')} is {now}, was {was}"] = None
+        name = f"`{key}` of {pluralize(count, 'line')}"
+        found[describe_change(name, *lines.examples[key])] = None
     return list(found)
 
 
@@ -221,12 +227,23 @@ def _compare_manifests(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
     if seeds[0] != seeds[1]:
         yield f"the base of the seeds is {seeds[1]}, was {seeds[0]}"
     yield from RunEnvironment.parse(old).list_differences(RunEnvironment.parse(new))
-    if old.get("scoring") != new.get("scoring"):
-        texts = [json.dumps(each.get("scoring"), ensure_ascii=False)[:60] for each in (old, new)]
-        yield f"scoring is {texts[1]}, was {texts[0]}"
+    yield from _compare_scoring(old.get("scoring", {}), new.get("scoring", {}))
     for which, manifest in (("first", old), ("second", new)):
         if manifest.get("mixed"):
             yield f"the {which} run has answers of several versions or devices"
+
+
+def _compare_scoring(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    was, now = flatten_settings(old), flatten_settings(new)
+    for key in sorted(was.keys() | now.keys()):
+        if was.get(key) == now.get(key) or key == "scorers.judge":  # whose digest covers all verdicts
+            continue
+        if key in _SCORING_DIGESTS:
+            yield _SCORING_DIGESTS[key]
+        elif key.startswith("scorers."):
+            yield f"the scorer {key.removeprefix('scorers.')} has changed"
+        elif not key.startswith("judge.") or key.startswith("judge.template."):
+            yield describe_change(f"scoring.{key}", was.get(key), now.get(key))
 
 
 FORMAT = 1

@@ -69,7 +69,8 @@ def _load_front_matter(path: Path, text: str) -> Json:
     except RecursionError as error:
         raise JobError(f"{path}: its front matter is nested too deeply; give another -o") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date or a number that is none
-        raise JobError(f"{path}: its front matter is not YAML: {error}; give another -o") from error
+        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+        raise JobError(f"{path}: its front matter is not YAML: {reason}; give another -o") from error
     if not isinstance(found, dict):
         raise JobError(f"{path}: its front matter is no mapping; give another -o")
     return found

@@ -19,6 +19,8 @@ Problem = tuple[Sequence[Step], str]
 TASK_KEYS = ("prompt", "few_shot.count", "few_shot.seed")  # of `vary`, besides generation.NAME
 GENERATION = "generation."
 SAMPLING = "sampling."
+_OF_SERVERS = ("server.", "apis.", "telemetry.")
+_OF_BODIES = ("server.strict_fields", "server.max_prompt_tokens", "server.strip_billing_header")  # lines too
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
 _OWN_FILES = ("suite.json", "suite.yaml", "report.html", "report.md")  # beside the folders of models
 _TEMPLATES = ("prompt", "prompts", "messages", "template")
@@ -190,6 +192,10 @@ def _find_vary_problems(file: SuiteFile, key: str) -> Iterator[str]:
         name = key.removeprefix(SAMPLING)
         for task in (name_ for name_, each in tasks.items() if name in each.generation):
             yield f"it would have no effect on the task {task!r}, whose generation sets {name}"
+        if GENERATION + name in file.suite.vary:
+            yield f"it would have no effect beside {GENERATION}{name}, which requests have"
+    if key.startswith(_OF_SERVERS) and key not in _OF_BODIES:
+        yield "it is of servers, and would have no effect on runs"
     if key == "prompt":
         with_prompts = {name: task.prompts for name, task in tasks.items() if task.prompts}
         if tasks and not with_prompts:

@@ -17,7 +17,7 @@ import jsonschema
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.setting_fields import build_settings
 from mlxrun.config.validation import describe_schema_error
-from mlxrun.config.yaml_source import YamlError, parse_yaml
+from mlxrun.config.yaml_source import YamlError, parse_yaml, render_yaml
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import find_closest, suggest_word
 from mlxrun.core.text_files import check_encoding, read_regular
@@ -147,7 +147,9 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
             if key not in node.value:
                 yield ConfigProblem.at(node.key_origin or node.origin, _join(steps), f"`{key}` is missing")
     else:
-        yield ConfigProblem.at(node.origin, _join(steps), describe_schema_error(error, None))
+        is_model = len(steps) == 2 and steps[0] == "models" and isinstance(node.value, str)
+        hint = f" (write {render_yaml({'set': {'model.path': node.value}})})" if is_model else ""
+        yield ConfigProblem.at(node.origin, _join(steps), describe_schema_error(error, None) + hint)
 
 
 def _join(steps: Sequence[Step]) -> str:

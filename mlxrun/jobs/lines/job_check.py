@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import check_given
-from mlxrun.jobs.agents.agent_settings import parse_agent
+from mlxrun.jobs.agents.agent_settings import LineAgent, parse_agent
+from mlxrun.jobs.agents.tool_session import ToolSession, run_tools
 from mlxrun.jobs.lines.job_file import (
     COMPLETION,
     MESSAGE,
@@ -42,7 +43,7 @@ from mlxrun.jobs.lines.job_file import (
     read_lines,
 )
 from mlxrun.jobs.lines.line_index import LineIndex
-from mlxrun.jobs.lines.line_keys import LineKeys
+from mlxrun.jobs.lines.line_keys import LineKeys, dump_canonical
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.line_bodies import TranscriptBody
 from mlxrun.jobs.run.progress import pluralize
@@ -54,6 +55,7 @@ from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 _AT_ONCE = 16
 _UNTEMPLATED = (COMPLETION, *POOLED, TRANSCRIPTION)
 _MOST_NAMED = 20
+_OF_CONVERSATION = ("state", "user", "max_turns", "seconds")  # keys of `agent` that change no tool
 Report = Callable[[int, str], None]  # line number, reason
 
 
@@ -84,11 +86,13 @@ class CheckedLines:
 
 
 async def check_lines(index: LineIndex, preparer: LinePreparer, end: int, report: Report) -> CheckedLines:
-    """Check the first `end` lines. `report` gets each problem with its line number."""
-    total = CheckedLines(lines=end)
+    """Check the first `end` lines. `report` gets each problem with its line number. Tools that lines name are
+    loaded, each set of them once."""
+    total, tools = CheckedLines(lines=end), _LineTools(preparer.folder)
     for start in range(0, end, _AT_ONCE):
         positions = range(start, min(start + _AT_ONCE, end))
-        lines = [(await asyncio.to_thread(index.load, position)).line for position in positions]
+        loaded = [(await asyncio.to_thread(index.load, position)).line for position in positions]
+        lines = [await tools.add(line) for line in loaded]
         results = await asyncio.gather(*(_check_line(line, preparer) for line in lines))
         for line, result in zip(lines, results, strict=True):
             if isinstance(result, str):
@@ -97,6 +101,43 @@ async def check_lines(index: LineIndex, preparer: LinePreparer, end: int, report
             else:
                 total.add(result, _count_turns(line))
     return total
+
+
+class _LineTools:
+    """The tools that lines name, as their requests offer them. `folder`: of the job; None on a server, which
+    runs no code of clients."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._found: dict[bytes, list[dict[str, Any]] | RequestError] = {}
+
+    async def add(self, line: JobLine | BadLine) -> JobLine | BadLine:
+        """Return the line with its tools in the body, or a bad line if they cannot be used."""
+        folder = self._folder
+        if folder is None or isinstance(line, BadLine) or line.agent is None:
+            return line
+        agent = parse_agent(line.agent)
+        if not agent.loop.has_tools or line.body.get("tools") is not None:
+            return line
+        named = {key: each for key, each in line.agent.items() if key not in _OF_CONVERSATION}
+        key = dump_canonical(named)
+        if key not in self._found:
+            self._found[key] = await _describe_tools(agent, folder)
+        found = self._found[key]
+        if isinstance(found, RequestError):
+            return BadLine(line.number, line.custom_id, str(found), "agent", line.eval)
+        return replace(line, body={**line.body, "tools": found})
+
+
+async def _describe_tools(agent: LineAgent, folder: Path) -> list[dict[str, Any]] | RequestError:
+    try:
+        session = ToolSession(agent, folder)
+        try:
+            return await run_tools(session.describe)
+        finally:
+            await run_tools(session.close)
+    except RequestError as error:
+        return error
 
 
 def _count_turns(line: JobLine | BadLine) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from mlxrun.core.text_files import check_encoding, open_regular
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 _DELIMITERS = ",;\t"
+_QUOTED = re.compile(r'"[^"]*(?:"|$)')
 Row = dict[str, Any]
 
 
@@ -44,12 +46,20 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
         raise JobError(f"{path}: it is not UTF-8 text: {error.reason}; save it as UTF-8") from error
 
 
+def _guess_delimiter(path: Path, first: str) -> str:
+    """The delimiter of which the first line has most outside quotes; in a .tsv file a tab, if it has one."""
+    plain = _QUOTED.sub("", first)
+    if path.suffix.lower() == ".tsv" and "\t" in plain:
+        return "\t"
+    return max(_DELIMITERS, key=plain.count)
+
+
 def _read_csv(path: Path) -> Iterator[tuple[int, Row | RowError]]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
         file.seek(0)
-        rows = csv.reader(file, delimiter=max(_DELIMITERS, key=first.count), strict=True)
+        rows = csv.reader(file, delimiter=_guess_delimiter(path, first), strict=True)
         try:
             columns = next(rows, [])
             _check_columns(path, columns)

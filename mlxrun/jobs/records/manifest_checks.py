@@ -225,10 +225,17 @@ def describe_changes(
     for key in sorted(was.keys() | now.keys()):
         if was.get(key) != now.get(key):
             name = SETTING_NAMES.get(key, key)
-            values = (json.dumps(each.get(key), ensure_ascii=False)[:60] for each in (now, was))
-            yield f"{name} has changed" if key in _DIGESTS else "{} is {}, was {}".format(name, *values)
+            changed = f"{name} has changed"
+            yield changed if key in _DIGESTS else describe_change(name, was.get(key), now.get(key))
 
 
+def describe_change(name: str, was: object, now: object) -> str:
+    """Describe a value that has changed, by the beginnings of both, where these differ."""
+    old, new = (json.dumps(each, ensure_ascii=False)[:_SHOWN_VALUE] for each in (was, now))
+    return f"{name} has changed" if old == new else f"{name} is {new}, was {old}"
+
+
+_SHOWN_VALUE = 60  # characters
 # Those that do not depend on the model.
 _OWN_SETTINGS = ("engine", "parsers", "sampling", "stored_bits", "kv", "prefill", "structured", "user")
 # Settings as messages call them, where that is not their key.

@@ -175,8 +175,10 @@ class PartialAnswers(PartialAnswerTable):
         except (JobError, OSError) as error:
             self._compact_at = -1
             if not self._warned:
+                cause = error.__cause__ or error  # what wraps it names the file again
+                reason = getattr(cause, "strerror", None) or cause
                 log.warning(
-                    "%s: cannot be written (%s); partial answers are not kept", self._file.path, error
+                    "%s: cannot be written (%s); partial answers are not kept", self._file.path, reason
                 )
             self._warned = True
 

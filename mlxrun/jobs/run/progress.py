@@ -177,7 +177,7 @@ class ProgressMeter:
         """Format how many lines are done: `3 of 8 lines`, or `3 of the first 5 lines (the job has 8)`."""
         if self.total == self.lines:
             return f"{self.done} of {pluralize(self.total, 'line')}"
-        first = f"the first {self.total} lines" if self.total > 1 else "the first line"
+        first = f"the first {self.total} lines" if self.total > 1 else "1 line"
         return f"{self.done} of {first} (the job has {self.lines})"
 
     def format_line(self) -> str:

@@ -58,7 +58,7 @@ class OpenAIFiles:
         if allowed is None:
             _check_seconds(text, name, OPENAI_SECONDS)
         elif text not in allowed:
-            names = " and ".join(map(repr, allowed))
+            names = ", ".join(map(repr, allowed))
             reject(name, f"only {names} {'is' if len(allowed) == 1 else 'are'} supported, not {quote(text)}")
 
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:

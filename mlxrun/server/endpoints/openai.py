@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.anthropic.response import build_models_page
+from mlxrun.api.anthropic.response import build_model, build_models_page
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_response
@@ -85,12 +85,14 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """Describe the model by one of its names. If the config has no names, every name is accepted, and the
-    real one is returned. NotFound for a name that is not served."""
+    """Describe the model by one of its names, for clients of both APIs. If the config has no names, every
+    name is accepted, and the real one is returned. NotFound for a name that is not served."""
     engine = request.app[ENGINE]
     name = "/".join(request.match_info.values())
     adapter = choose_adapter(name, engine.model)
     known = name if name in list_names(engine.model) else name_model(engine.model, adapter)
+    if is_anthropic(request):
+        return json_response(build_model(known))
     return json_response(describe_listed(known, engine.model))
 
 

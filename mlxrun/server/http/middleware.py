@@ -33,7 +33,7 @@ from mlxrun.server.http.body_encoding import ENCODINGS, check_content_encoding
 from mlxrun.server.http.error_page import make_error_page
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.request_log import describe_end, log_end
-from mlxrun.server.http.surface import ROUTES, UI_PATH, Endpoint, Handler, Surface, is_anthropic
+from mlxrun.server.http.surface import ROUTES, RUNS_PATH, UI_PATH, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.request_metrics import METRICS
 from mlxrun.server.telemetry import record_request
 
@@ -127,10 +127,16 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
 
 
 def _find_page(request: web.Request) -> str | None:
-    """The relative address of the page for a browser that asks for / or /ui/; None for other requests.
-    Relative, because a proxy may serve all paths below one of its own."""
-    target = {"/": UI_PATH[1:], f"{UI_PATH}/": f"..{UI_PATH}"}.get(request.path)
-    return target if _wants_page(request) and request.app[ROUTES].list_methods(UI_PATH) else None
+    """The relative address of the page for a browser that asks for / or /ui/; None for other requests. The
+    page is that of the runs where no other is served. Relative, because a proxy may serve all paths below one
+    of its own."""
+    if not _wants_page(request) or request.path not in ("/", UI_PATH, f"{UI_PATH}/"):
+        return None
+    pages = (path for path in (UI_PATH, RUNS_PATH) if request.app[ROUTES].list_methods(path))
+    page = next(pages, request.path)
+    if page == request.path:
+        return None
+    return f"..{page}" if request.path == f"{UI_PATH}/" else page[1:]
 
 
 def _wants_page(request: web.Request) -> bool:

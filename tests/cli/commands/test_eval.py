@@ -121,6 +121,7 @@ def test_standard_tasks(
         (["--tasks", "arc,gsm9k"], "--tasks: there is no task 'gsm9k' (did you mean 'gsm8k'?)"),
         (["--tasks", "arc,mmlu", "--data", "a.csv"], "--data a.csv: write TASK=FILE, with one of arc, mmlu"),
         (["--tasks", "arc", "--data", "a.csv", "--data", "arc=b.csv"], "arc has a file already"),
+        (["--tasks", "arc", "--data", "acr=a.csv"], "--data acr=a.csv: write TASK=FILE, with one of arc"),
         (["--tasks", "arc", "--data", "none.csv"], "none.csv: there is no such file"),
     ],
 )

@@ -119,6 +119,8 @@ async def test_all_models_are_listed_with_their_state() -> None:
         assert (await front.get("/v1/models/a")).json["state"] == "unloaded"
         page = await front.get("/v1/models", anthropic_version="2023-06-01")
         assert [each["id"] for each in page.json["data"]] == ["a", "b"]
+        one = await front.get("/v1/models/b", anthropic_version="2023-06-01")
+        assert one.json == page.json["data"][1]
         tags = (await front.get("/api/tags")).json["models"]
         assert [each["name"] for each in tags][:1] == ["a:latest"]
         loaded = (await front.get("/api/ps")).json["models"]

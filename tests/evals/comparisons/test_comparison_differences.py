@@ -35,8 +35,8 @@ def edit_manifest(job: Path, change: Callable[[dict[str, Any]], object]) -> None
             ["the second run has answers of several versions or devices"],
         ),
         (
-            lambda found: found.update(scoring={"scorer": "m:f"}),
-            ['scoring is {{"scorer": "m:f"}}, was null'],
+            lambda found: found.update(scoring={"scorer": "m:f", "scorers": {"m:f": "00"}}),
+            ['scoring.scorer is "m:f", was null', "the scorer m:f has changed"],
         ),
         (lambda found: found["seeds"].update(base=7), ["the base of the seeds is 7, was 0"]),
     ],
@@ -50,6 +50,30 @@ async def test_versions_devices_and_seeds(
     edit_manifest(jobs[1], change)
     [found] = compare_paths(*jobs).comparisons
     assert found.differences == [each.format(mlx=manifest["versions"]["mlx"]) for each in wanted]
+
+
+async def test_what_differs_between_judges_is_named(tmp_path: Path) -> None:
+    first, second = [await run_lines(tmp_path / name, sampled_chats(3)) for name in "ab"]
+    judge = {"template": {"prompt": "x" * 60}, "job": "judge/job.jsonl"}
+    judge |= {"output_sha256": "00", "settings_sha256": "00", "model": {"path": "a", "fingerprint": "00"}}
+    edit_manifest(first, lambda found: found.update(scoring={"scorers": {"judge": "00"}, "judge": judge}))
+    other = {"judge": judge | {"output_sha256": "11"}, "scorers": {"judge": "11"}}
+    edit_manifest(second, lambda found: found.update(scoring=other))
+    assert compare_paths(first, second).comparisons[0].differences == []  # only its verdicts are others
+    changes = {"template": {"prompt": "x" * 60 + "y", "verdict": {"after": "V"}}, "settings_sha256": "11"}
+    other = {"judge": judge | changes | {"model": {"path": "b", "fingerprint": "11"}}}
+    edit_manifest(second, lambda found: found.update(scoring=other))
+    assert compare_paths(first, second).comparisons[0].differences == [
+        "the model of the judge has changed",
+        "the settings of the judge have changed",
+        "scoring.judge.template.prompt has changed",
+        'scoring.judge.template.verdict.after is "V", was null',
+    ]
+
+
+async def test_values_that_begin_alike_are_not_shown_as_equal(tmp_path: Path) -> None:
+    first, second = [await run_lines(tmp_path / end, sampled_chats(3, stop=["x" * 60 + end])) for end in "ab"]
+    assert compare_paths(first, second).comparisons[0].differences == ["`stop` of 3 lines has changed"]
 
 
 async def test_settings_of_the_config_and_of_bodies(tmp_path: Path) -> None:

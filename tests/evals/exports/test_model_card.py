@@ -116,7 +116,7 @@ async def test_a_readme_keeps_its_text_and_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"---\na: [\n---\n", "its front matter is not YAML"),
+        (b"---\na: [\n---\n", "not YAML: expected the node content, but found '<stream end>'; give"),
         (b"---\ntext\n---\n", "its front matter is no mapping"),
         (b"---\n{model-index: [], license: mit}\n---\n", "is not YAML|cannot be replaced where it is"),
         (b"\xff", "is not UTF-8"),

@@ -116,6 +116,16 @@ TWO = "data: cities.csv, prompts: {a: '{{ area }}', b: '{{ capital }}'}"
             "temperature: it would have no effect on the task 't', whose generation sets temperature",
         ),
         (
+            "data: cities.csv, prompt: '{{ area }}'",
+            "vary: {generation.temperature: [0, 1], sampling.temperature: [0, 1]}",
+            "temperature: it would have no effect beside generation.temperature, which requests have",
+        ),
+        (
+            GOOD,
+            "vary: {server.port: [1, 2]}",
+            "vary.server.port: it is of servers, and would have no effect on runs",
+        ),
+        (
             GOOD,
             "seeds: [1, 2]",
             "seeds: they would have no effect on 't', whose generation sets a seed",

@@ -15,6 +15,7 @@ WRONG = """
       tiny:
       b: {configg: x.yaml}
       c: [1]
+      d: org/name
     tasks:
       add:
         dta: x.csv
@@ -38,14 +39,15 @@ def test_all_problems_with_their_positions(tmp_path: Path) -> None:
     assert [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()] == [
         "3:7: models.b.configg: unknown key (did you mean 'config'?)",
         "4:6: models.c: [1] is not a mapping of keys",
-        "7:5: tasks.add.dta: unknown key (did you mean 'data'?)",
-        "8:5: tasks.add.few_shot: `answer` is missing",
-        "8:23: tasks.add.few_shot.count: 0 is less than 1",
-        "9:12: tasks.add.limit: '3' is not an integer or null",
-        "13:15: tasks.chat.endpoint: 'chatt' is not one of 'chat', 'completion' (did you mean 'chat'?)",
-        "14:8: seeds: 3 is not a list",
-        "15:20: vary.model.path: 'a' is not a list (write [a])",
-        "16:1: sampling: unknown key",
+        "5:6: models.d: 'org/name' is not a mapping of keys (write {set: {model.path: org/name}})",
+        "8:5: tasks.add.dta: unknown key (did you mean 'data'?)",
+        "9:5: tasks.add.few_shot: `answer` is missing",
+        "9:23: tasks.add.few_shot.count: 0 is less than 1",
+        "10:12: tasks.add.limit: '3' is not an integer or null",
+        "14:15: tasks.chat.endpoint: 'chatt' is not one of 'chat', 'completion' (did you mean 'chat'?)",
+        "15:8: seeds: 3 is not a list",
+        "16:20: vary.model.path: 'a' is not a list (write [a])",
+        "17:1: sampling: unknown key",
     ]
     assert (list(file.suite.models), list(file.suite.tasks)) == (["tiny", "b"], ["good"])
     assert file.suite.models["b"].config == "x.yaml" and file.harmed == {"add"}

@@ -74,5 +74,28 @@ async def test_answers_of_all_turns_are_counted(tmp_path: Path) -> None:
     preparer = LinePreparer(FakeModelInfo(), make_config(), tmp_path)
     for agent, most in ({"max_turns": 7}, 35), ({}, 100):
         line = {**chat("a", "hello", max_tokens=5), "agent": {"tools": ["t.py:f"], **agent}}
+        (tmp_path / "t.py").write_text("def f() -> str:\n    return ''\n")
         found = await check_job(write_job(tmp_path, [line]), preparer, None, lambda number, reason: None)
         assert (found.requests, found.max_tokens) == (1, most)
+
+
+async def test_tools_are_loaded_and_counted(tmp_path: Path) -> None:
+    """A line without tools in its body has those that it names; each set of them is loaded once."""
+    code = "open('loads', 'a').write('x')\n\ndef f(fruit: str) -> str:\n    return ''\n"
+    (tmp_path / "t.py").write_text(code.replace("'loads'", repr(str(tmp_path / "loads"))))
+    preparer, reported = LinePreparer(FakeModelInfo(), make_config(), tmp_path), list[tuple[int, str]]()
+    lines: list[dict[str, object]] = [
+        {**chat(f"{name}-{at}", "hello"), "agent": {"tools": [f"t.py:{name}"], "state": {"at": at}}}
+        for name in "fg"
+        for at in range(2)
+    ]
+    job = write_job(tmp_path, lines)
+    found = await check_job(job, preparer, None, lambda number, reason: reported.append((number, reason)))
+    assert [number for number, _ in reported] == [3, 4]
+    assert all("has no function 'g'" in reason for _, reason in reported)
+    alone = await check_job(write_job(tmp_path, [chat("a", "hello")]), preparer, None, lambda *_: None)
+    assert (found.refused, alone.refused) == (2, 0)
+    assert found.longest > alone.longest + 10 and (tmp_path / "loads").read_text() == "xx"
+    alien = LinePreparer(FakeModelInfo(), make_config(), None)  # that of a server, which runs no such code
+    assert (await check_job(write_job(tmp_path, lines), alien, None, lambda *_: None)).refused == 0
+    assert (tmp_path / "loads").read_text() == "xx"

@@ -27,6 +27,21 @@ def test_csv(tmp_path: Path, delimiter: str) -> None:
     assert rows == [(3, {"a": "1", "b c": f'x{delimiter}"y"\nz'}), (5, {"a": "", "b c": "2"})]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("t.csv", '"a; b; c",d\n1,2\n', {"a; b; c": "1", "d": "2"}),
+        ("t.csv", '"a, b, c";d\n1;2\n', {"a, b, c": "1", "d": "2"}),
+        ("t.tsv", "a, b, c\td\n1\t2\n", {"a, b, c": "1", "d": "2"}),
+        ("t.tsv", "a,b\n1,2\n", {"a": "1", "b": "2"}),
+    ],
+)
+def test_delimiters_in_names_of_columns(
+    tmp_path: Path, name: str, content: str, wanted: dict[str, str]
+) -> None:
+    assert read(tmp_path, name, content) == [(2, wanted)]
+
+
 def test_csv_rows_of_another_length(tmp_path: Path) -> None:
     """Each row of its own, with the same reason for the same mistake."""
     rows = read(tmp_path, "t.tsv", "a\tb\n1\n1\t2\n3\n1\t2\t3\n")

@@ -211,7 +211,7 @@ async def test_a_limit_is_named(tmp_path: Path) -> None:
     assert (await bench.run(limit=3)).meter.format_done() == "3 of the first 3 lines (the job has 8)"
     assert (await bench.run(limit=5)).meter.format_done() == "5 of the first 5 lines (the job has 8)"
     assert bench.said == ["continuing: 3 of the first 5 lines (the job has 8) done, 0 failed"]
-    assert (await bench.run(limit=1)).meter.format_done() == "1 of the first line (the job has 8)"
+    assert (await bench.run(limit=1)).meter.format_done() == "1 of 1 line (the job has 8)"
     assert (await bench.run(limit=9)).meter.format_done() == "8 of 8 lines"
     assert bench.said == ["continuing: 5 of 8 lines done, 0 failed"]
     status = json.loads(bench.paths.status.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
 from mlxrun.jobs.lines.line_index import DONE, TODO, IndexRow, LineIndex
-from mlxrun.jobs.records.run_paths import Appender
+from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run import partial_answers
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job
@@ -231,7 +232,8 @@ async def test_a_file_that_cannot_be_written(
 
     def full(self: Appender, data: bytes) -> None:
         if self.path.name == "answers.jsonl":
-            raise JobError("no space left")
+            with wrap_write_errors(self.path):
+                raise OSError(errno.ENOSPC, "No space left on device")
         append(self, data)
 
     monkeypatch.setattr(Appender, "append", full)
@@ -241,7 +243,8 @@ async def test_a_file_that_cannot_be_written(
     bench.client.pause = 0.002
     with caplog.at_level(logging.WARNING):
         assert (await bench.run()).exit_code == 0
-    assert len([r for r in caplog.records if "partial answers are not kept" in r.getMessage()]) == 1
+    [warning] = [text for text in caplog.messages if "partial answers are not kept" in text]
+    assert "cannot be written (No space left on device); partial" in warning
 
 
 def test_what_a_failed_write_lost_is_written_by_the_next(

@@ -217,7 +217,8 @@ async def test_names() -> None:
             assert (reply.status, error["code"], error["param"]) == (404, "model_not_found", "model")
             assert "m, alias, org/other" in error["message"]
         page = (await s.get("/v1/models", anthropic_version="2023-06-01")).json
-        assert page["data"][0]["type"] == "model"
+        one = (await s.get("/v1/models/org/other", anthropic_version="2023-06-01")).json
+        assert one == page["data"][2] and one["type"] == "model"
 
 
 async def test_a_surface_that_is_off_is_not_found() -> None:

@@ -32,8 +32,12 @@ async def test_a_folder_is_served_until_a_signal(tmp_path: Path) -> None:
                 assert 'id="head"' in await response.text()
             async with http.get(url, headers={"Host": "evil.example"}) as response:
                 assert response.status == 403
-            async with http.get(url.removesuffix("/runs")) as response:
-                assert response.status == 404, "nothing else is served"
+            for path in ("", "/ui", "/ui/"):  # a browser is led to the page
+                address = url.removesuffix("/ui/runs") + path
+                async with http.get(address, headers={"Accept": "text/html"}) as response:
+                    assert (response.status, str(response.url)) == (200, url)
+                async with http.get(address) as response:
+                    assert response.status == 404, "nothing else is served"
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
 
