@@ -83,7 +83,7 @@ def _read_text(function: Any) -> str:
 def hold_blas_threads(count: int | None) -> Iterator[None]:
     """Within the block, compute with `count` threads of OpenBLAS, whatever the environment says; None:
     unchanged. ConfigError if another engine of this process holds another number."""
-    path = find_loaded_blas()
+    path = None if count is None else find_loaded_blas()
     if count is None or path is None:
         yield
         return
