@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,20 +149,32 @@ def _leave_out_other_slices(config: pytest.Config, items: list[pytest.Item]) -> 
     items[:] = [item for item in items if not is_left_out(item)]
 
 
+@cache
+def _name_folders(path: Path) -> tuple[str, ...]:
+    """The folders of a test file below tests/, from outside in."""
+    return path.relative_to(Path(__file__).parent).parts[:-1]
+
+
+@cache
+def _list_marks(folders: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    """The marks of `pytestmark` in the __init__.py of these folders."""
+    names = (".".join(("tests", *folders[: depth + 1])) for depth in range(len(folders)))
+    marks = (getattr(sys.modules.get(name), "pytestmark", None) for name in names)
+    return [mark for mark in marks if mark is not None]
+
+
 def _mark_as_their_folders(items: list[pytest.Item]) -> None:
-    """Give tests the marks of `pytestmark` in the __init__.py of their folders."""
     for item in items:
-        parts = item.path.relative_to(Path(__file__).parent).parts[:-1]
-        for depth in range(len(parts)):
-            package = sys.modules.get(".".join(("tests", *parts[: depth + 1])))
-            mark = getattr(package, "pytestmark", None)
-            if mark is not None:
-                item.add_marker(mark)
+        for mark in _list_marks(_name_folders(item.path)):
+            item.add_marker(mark)
 
 
 def _put_long_files_first(items: list[pytest.Item]) -> None:
     """So that the processes of xdist, which take a file at a time, end together."""
-    long = {item.path for item in items if {"slow", "thorough"} & item.keywords.keys()}
+    long: set[Path] = set()
+    for item in items:
+        if item.path not in long and {"slow", "thorough"} & item.keywords.keys():
+            long.add(item.path)
     items.sort(key=lambda item: item.path not in long)
 
 
@@ -181,7 +194,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if connection is not None:  # of a process of xdist: else the plugin waits 40 ms for each test, for an ACK
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for item in items:
-        if count and item.path.relative_to(Path(__file__).parent).parts[0] in _WITH_PROCESSES:
+        if count and _WITH_PROCESSES.intersection(_name_folders(item.path)[:1]):
             item.add_marker(pytest.mark.flaky(reruns=count))
 
 

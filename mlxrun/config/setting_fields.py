@@ -10,7 +10,7 @@ import ast
 import hashlib
 import inspect
 import json
-import textwrap
+import sys
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -145,14 +145,20 @@ def _to_json(value: Any) -> Any:
 def read_docstrings(cls: type) -> dict[str, str]:
     """Return the strings under the fields of a class. They are read from its source, as Python does not keep
     them."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
+    body = _parse_classes(cls.__module__)[cls.__name__].body
     docs = {}
-    for item, below in zip(body.body, body.body[1:], strict=False):
+    for item, below in zip(body, body[1:], strict=False):
         match item, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = _join_lines(text)
     return docs
+
+
+@cache
+def _parse_classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """The classes of a module by their names. `inspect` would parse the whole module for each class."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def describe_class(cls: type) -> str:

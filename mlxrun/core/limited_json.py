@@ -86,6 +86,8 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
     """Whether objects and arrays are nested deeper than `levels`."""
     found = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(levels):
+        if not found:
+            return False
         items = (item for each in found for item in (each.values() if isinstance(each, dict) else each))
         found = [item for item in items if isinstance(item, _CONTAINERS)]
     return bool(found)

@@ -73,7 +73,7 @@ def list_mapped_files() -> list[str]:
         rows = [row.split(maxsplit=5) for row in _MAPS.read_bytes().split(b"\n")]
     except OSError:
         return []
-    return sorted({os.fsdecode(row[5]) for row in rows if len(row) == 6 and row[5].startswith(b"/")})
+    return sorted(map(os.fsdecode, {row[5] for row in rows if len(row) == 6 and row[5].startswith(b"/")}))
 
 
 def end_marked(mark: str) -> None:

@@ -8,9 +8,11 @@ import os
 
 from mlxrun.model.machine.blas import load_blas
 from mlxrun.model.machine.memory_limits import prepare_imports
+from mlxrun.model.machine.transformers_scan import install_short_scan
 
 prepare_imports()
 load_blas()
+install_short_scan()
 # MLX on CUDA caches few cuDNN plans and CUDA graphs, by shape, and raises if it has to make too many anew.
 # Prompts of all lengths need many.
 os.environ.setdefault("MLX_CUDA_SDPA_CACHE_SIZE", "2048")

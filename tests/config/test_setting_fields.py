@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlxrun.config.setting_fields import describe_class, list_fields, list_sections
+import inspect
+
+from mlxrun.config.setting_fields import describe_class, list_class_fields, list_fields, list_sections
 from mlxrun.config.settings import Config, SchedulerSettings
 
 
@@ -30,3 +32,10 @@ def test_every_section_of_the_config_is_listed() -> None:
 def test_descriptions_are_one_line() -> None:
     assert describe_class(SchedulerSettings) == " ".join((SchedulerSettings.__doc__ or "").split())
     assert [path for path, info in list_fields().items() if "\n" in info.doc] == []
+
+
+def test_descriptions_are_those_below_the_fields() -> None:
+    source = inspect.getsource(SchedulerSettings)
+    found = {info.key: info.doc for info in list_class_fields(SchedulerSettings)}
+    assert len(found) > 5 and all(doc in " ".join(source.split()) for doc in found.values())
+    assert len(set(found.values())) == len(found)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_scrip
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVER, ERROR, UNSET = 2, 2, 0  # the kind of a span, and its states
+OF_OTHERS = weakref.WeakSet[threading.Thread]()  # exporters of tests before these, which may never end
 
 
 @dataclass
@@ -85,13 +87,18 @@ def read_value(value: Any) -> Any:
 @pytest.fixture(autouse=True, scope="module")
 def threads_end() -> Iterator[None]:
     """Exporters that repeat a request draw random numbers, which would disturb generated cases elsewhere."""
+    OF_OTHERS.update(list_exporters())
     yield
     join_exporters()
 
 
+def list_exporters() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("Otel")]
+
+
 def join_exporters() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("Otel"):
+    for thread in list_exporters():
+        if thread not in OF_OTHERS:
             thread.join(20.0)
 
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 NAMES = ("libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblaso.so.0")
 OPENMP = 2  # what openblas_get_parallel() returns for a build with OpenMP
+loaded_path: str | None = None  # once it is found: libraries stay, and a look at all takes milliseconds
 ADVICE = "install OpenBLAS (Debian, Ubuntu: apt install libopenblas0-pthread)"
 
 
@@ -83,7 +84,7 @@ def _read_text(function: Any) -> str:
 def hold_blas_threads(count: int | None) -> Iterator[None]:
     """Within the block, compute with `count` threads of OpenBLAS, whatever the environment says; None:
     unchanged. ConfigError if another engine of this process holds another number."""
-    path = find_loaded_blas()
+    path = None if count is None else find_loaded_blas()
     if count is None or path is None:
         yield
         return
@@ -189,5 +190,9 @@ def _set_threads(library: Any, count: int) -> None:
 def find_loaded_blas() -> str | None:
     """The path of the OpenBLAS in this process. Those of NumPy and SciPy do not count, as MLX cannot use
     them."""
-    paths = (path for path in list_mapped_files() if "openblas" in path)
-    return min((p for p in paths if "scipy_openblas" not in p and ".libs/" not in p), default=None)
+    global loaded_path
+    if loaded_path is None:
+        paths = (path for path in list_mapped_files() if "openblas" in path)
+        own = (path for path in paths if "scipy_openblas" not in path and ".libs/" not in path)
+        loaded_path = min(own, default=None)
+    return loaded_path

@@ -6,6 +6,7 @@ beside the package.
 
 from __future__ import annotations
 
+import functools
 import platform
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -38,6 +39,7 @@ def list_library_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {n: v for n, v in found.items() if v is not None}
 
 
+@functools.cache  # all metadata of a package is parsed for it, 5 ms each, and each engine needs ten
 def find_version(name: str) -> str | None:
     """The version of a distribution; None if it is not installed."""
     try:

@@ -31,9 +31,12 @@ def test_a_copy_that_belongs_to_another_package_is_not_taken_for_openblas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mapped = ["/lib/libc.so.6", "/venv/numpy.libs/libscipy_openblas64_-ff.so"]
+    monkeypatch.setattr(blas, "loaded_path", None)
     monkeypatch.setattr(blas, "list_mapped_files", lambda: mapped)
     assert blas.find_loaded_blas() is None
     mapped.append("/usr/lib/openblas-pthread/libopenblasp-r0.3.so")
+    assert blas.find_loaded_blas() == "/usr/lib/openblas-pthread/libopenblasp-r0.3.so"
+    mapped.clear()  # what is loaded stays, and is not looked for again
     assert blas.find_loaded_blas() == "/usr/lib/openblas-pthread/libopenblasp-r0.3.so"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,30 +77,33 @@ def test_a_process_reads_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("make_data", "reason"),
     [
-        (b"", "not readable audio"),
-        (b"hello, world", "not readable audio"),
-        (make_audio("flac")[:40], "audio"),
-        (make_audio("m4a")[:200], "not readable audio"),
-        (make_audio("ogg")[:100], "not readable audio"),
-        (make_wav(make_tone()[:0]), "the audio has no samples"),
-        (make_wav(make_tone(1.0))[:-16_000], "the audio ends after 0.5 of 1.0 seconds: the file is torn"),
-        (make_audio("flac", 2.0)[:-4_000], "the file is torn or damaged"),
-        (make_audio("mka", rate=1_000_000), "samples per second, more than 384000"),
-        (make_video(kind="mp4"), "the file has no audio"),
-        (make_audio("webm", 2.0)[:-6_000], "the file is torn or damaged"),
-        (make_audio("flac", 601, 4_000), "the audio is longer than media.audio_max_seconds"),
-        (make_audio("webm", 601, 8_000), "the audio is longer than media.audio_max_seconds"),
-        (b"ID3" + bytes(3000), "not readable audio"),
-        (b"\xff\xfb" * 2000, "audio"),
+        (bytes, "not readable audio"),
+        (lambda: b"hello, world", "not readable audio"),
+        (lambda: make_audio("flac")[:40], "audio"),
+        (lambda: make_audio("m4a")[:200], "not readable audio"),
+        (lambda: make_audio("ogg")[:100], "not readable audio"),
+        (lambda: make_wav(make_tone()[:0]), "the audio has no samples"),
+        (
+            lambda: make_wav(make_tone(1.0))[:-16_000],
+            "the audio ends after 0.5 of 1.0 seconds: the file is torn",
+        ),
+        (lambda: make_audio("flac", 2.0)[:-4_000], "the file is torn or damaged"),
+        (lambda: make_audio("mka", rate=1_000_000), "samples per second, more than 384000"),
+        (lambda: make_video(kind="mp4"), "the file has no audio"),
+        (lambda: make_audio("webm", 2.0)[:-6_000], "the file is torn or damaged"),
+        (lambda: make_audio("flac", 601, 4_000), "the audio is longer than media.audio_max_seconds"),
+        (lambda: make_audio("webm", 601, 8_000), "the audio is longer than media.audio_max_seconds"),
+        (lambda: b"ID3" + bytes(3000), "not readable audio"),
+        (lambda: b"\xff\xfb" * 2000, "audio"),
     ],
     ids=range(15),
 )
-def test_what_cannot_be_read_is_refused_in_words(data: bytes, reason: str) -> None:
+def test_what_cannot_be_read_is_refused_in_words(make_data: Callable[[], bytes], reason: str) -> None:
     target = io.BytesIO()
     with pytest.raises(MediaError, match=reason):
-        audio_process.read_file(data, target, str(RATE), "600")
+        audio_process.read_file(make_data(), target, str(RATE), "600")
     assert not target.getvalue()
 
 
