@@ -34,7 +34,7 @@ from mlxrun.jobs.scoring.score_groups import NOT_SCORED, format_described, is_de
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-CHANGED = "changed"  # the state of a cell whose lines would be others now, and that was left out
+CHANGED = "changed"  # the state of a cell whose lines would be others now, and that has not run since
 Record = dict[str, Any]
 _EMPTY: Record = {
     "job_sha256": None,

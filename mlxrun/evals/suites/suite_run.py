@@ -117,6 +117,7 @@ class SuiteRun:
     clock: Callable[[], float] = time.monotonic
     _exits: list[int] = field(default_factory=list)
     _paths: dict[str, JobPaths] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)  # of job files, by the names of cells
 
     async def run(self) -> int:
         """Run the unfinished cells, and return the exit code. Interrupted if a signal came; JobError if the
@@ -150,20 +151,17 @@ class SuiteRun:
             else:
                 digest = self.jobs.write(cell, path)
                 written[cell.lines_key] = path, digest
-            self.manifest.records[cell.name]["job_sha256"] = digest
-            self._paths[cell.name] = JobPaths(path)
+            self._digests[cell.name], self._paths[cell.name] = digest, JobPaths(path)
         self._mark_changed(written)
 
     def _mark_changed(self, written: dict[str, tuple[Path, str]]) -> None:
-        """Mark the cells that this start leaves out and whose lines would be others now: their scores are of
-        earlier data. One that is as its data again is done again. `written`: digests of job files."""
-        chosen = {cell.name for cell in self.cells}
+        """Mark the cells whose lines would be others now: their scores are of earlier data. This start may
+        leave them out, or end before they run. One that is as its data again is done again. `written`:
+        digests of job files."""
         digests = {key: digest for key, (_, digest) in written.items()}
         for cell in self.manifest.cells:
-            if cell.name in chosen:
-                continue
             record = self.manifest.records[cell.name]
-            if record["state"] == "failed":
+            if record["state"] == "failed" and cell.name not in self._digests:
                 self._judge_again(cell, record)
             if record["state"] not in (DONE, CHANGED):
                 continue
@@ -228,7 +226,7 @@ class SuiteRun:
     ) -> None:
         """Run a cell. `models`: its own, then the one that plays the user if there is one."""
         begun = self.clock() - engine.seconds  # the loading of weights is not the cell's time
-        self.manifest.update(cell, state="running", error=None)
+        self.manifest.update(cell, state="running", error=None, job_sha256=self._digests[cell.name])
         try:
             setup = engine.share(self._make_setup(cell, models))
             paths = self._paths[cell.name]

@@ -333,6 +333,29 @@ async def test_cells_that_are_left_out_say_that_their_data_changed(bench: SuiteB
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+async def test_cells_that_an_interrupted_start_has_not_reached_say_that_their_data_changed(
+    bench: SuiteBench,
+) -> None:
+    """Also beside later starts of other cells: their scores are of earlier data."""
+    await bench.run()
+    cities = bench.path.with_name("cities.csv")
+    before = cities.read_text()
+    cities.write_text(before.replace("Lima", "Cusco"))
+    bench.pause = 0.05
+    task = asyncio.create_task(bench.run())
+    await until(lambda: task.done() or (bench.clients and bench.clients[0].busy))
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        await task
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "interrupted" and states["b/capitals/seed-2"] == "changed"
+    bench.pause = 0.0
+    assert await bench.run("a/capitals") == 0
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "done" and states["b/capitals/seed-2"] == "changed"
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
 def set_temperature(bench: SuiteBench, new: float, old: float = 0) -> None:
     text = bench.path.read_text()
     bench.path.write_text(text.replace(f"sampling.temperature: {old}", f"sampling.temperature: {new}"))
