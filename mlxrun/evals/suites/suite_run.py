@@ -163,6 +163,8 @@ class SuiteRun:
             record = self.manifest.records[cell.name]
             if record["state"] == "failed" and cell.name not in self._digests:
                 self._judge_again(cell, record)
+            elif record["state"] == "running":  # by an earlier start, which was killed
+                record["state"] = "interrupted"
             if record["state"] not in (DONE, CHANGED):
                 continue
             self.stop.check()

@@ -356,6 +356,16 @@ async def test_cells_that_an_interrupted_start_has_not_reached_say_that_their_da
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+async def test_a_cell_of_a_killed_start_runs_no_more(bench: SuiteBench) -> None:
+    """Also if a later start leaves it out."""
+    await bench.run()
+    found = bench.read()
+    found["cells"][0]["state"] = "running"
+    (bench.folder / "suite.json").write_text(json.dumps(found))
+    assert await bench.run("b") == 0
+    assert list(bench.get_states().values()) == ["interrupted", *["done"] * (len(found["cells"]) - 1)]
+
+
 def set_temperature(bench: SuiteBench, new: float, old: float = 0) -> None:
     text = bench.path.read_text()
     bench.path.write_text(text.replace(f"sampling.temperature: {old}", f"sampling.temperature: {new}"))
