@@ -21,6 +21,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import DONE, LIMITED, RunFolder
+from mlxrun.evals.run_folders.run_folder_paths import read_manifest
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
@@ -33,6 +34,7 @@ from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
+from mlxrun.jobs.scoring.custom_scorer import load_scorer
 from mlxrun.jobs.scoring.score_groups import format_score
 
 if TYPE_CHECKING:
@@ -155,9 +157,9 @@ class SuiteRun:
         self._mark_changed(written)
 
     def _mark_changed(self, written: dict[str, tuple[Path, str]]) -> None:
-        """Mark the cells whose lines would be others now: their scores are of earlier data. This start may
-        leave them out, or end before they run. One that is as its data again is done again. `written`:
-        digests of job files."""
+        """Mark the cells whose lines, or whose scorers, would be others now: their scores are earlier ones.
+        This start may leave them out, or end before they run. One that is as the suite again is done again.
+        `written`: digests of job files."""
         digests = {key: digest for key, (_, digest) in written.items()}
         for cell in self.manifest.cells:
             record = self.manifest.records[cell.name]
@@ -172,7 +174,23 @@ class SuiteRun:
                 path = self.folder / cell.name / "job.jsonl"
                 digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
             is_same = digests[cell.lines_key] == record["job_sha256"]
-            record["state"] = DONE if is_same else CHANGED
+            record["state"] = DONE if is_same and self._is_scored_as_now(cell) else CHANGED
+
+    def _is_scored_as_now(self, cell: Cell) -> bool:
+        """Whether a finished cell was scored by the judge, or by the sources of scorers, that the suite has
+        now. Another scorer, which `mlxrun score` was given, is none of the suite's."""
+        try:
+            scoring = read_manifest(JobPaths(self.folder / cell.name / "job.jsonl").out).get("scoring") or {}
+        except JobError:  # damaged or missing; a start of the cell mends it
+            return True
+        judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
+        if judge is not None and self.manifest.records[cell.name]["done"]:
+            return bool(scoring.get("judge", {}).get("sha256") == judge.digest)
+        known = {} if "scorer" in scoring else scoring.get("scorers", {})
+        try:
+            return all(load_scorer(name).digest == digest for name, digest in known.items())
+        except JobError:
+            return False
 
     def _judge_again(self, cell: Cell, record: dict[str, Any]) -> None:
         """Give a failed cell that this start leaves out the state of its answers, if they have the settings

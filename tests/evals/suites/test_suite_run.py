@@ -356,6 +356,61 @@ async def test_cells_that_an_interrupted_start_has_not_reached_say_that_their_da
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+SCORED = """
+    models:
+      a: {set: {model.path: org/one}}
+      b: {set: {model.path: org/two}}
+    tasks:
+      own:
+        data: cities.csv
+        prompt: "{{ country }}"
+        expected: country
+        eval: {scorer: "own.py:score"}
+"""
+WITH_JUDGE = """
+    models:
+      a: {set: {model.path: org/one}}
+      b: {set: {model.path: org/two}}
+    tasks:
+      own:
+        data: cities.csv
+        prompt: "{{ country }}"
+        judge: judge.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "contents"),
+    [
+        (SCORED, "own.py", ["def score(answer): return 1", "def score(answer): return 0"]),
+        (
+            WITH_JUDGE,
+            "judge.json",
+            [
+                json.dumps(
+                    {"prompt": "{{ answer[:3] }}:", "verdict": {"choices": {"Fra": score, "Jap": 0.5}}}
+                )
+                for score in (0, 1)
+            ],
+        ),
+    ],
+    ids=["scorer", "judge"],
+)
+async def test_cells_say_that_their_scorer_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, name: str, contents: list[str]
+) -> None:
+    """Until they run again: the scores of an edited scorer stood beside those of the one before."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(contents[0])
+    bench = SuiteBench(write_suite(tmp_path, suite))
+    assert await bench.run() == 0 and await bench.run("a") == 0
+    assert set(bench.get_states().values()) == {"done"}
+    (tmp_path / name).write_text(contents[1])
+    assert await bench.run("a") == 0
+    assert bench.get_states() == {"a/own/seed-0": "done", "b/own/seed-0": "changed"}
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
 async def test_a_cell_of_a_killed_start_runs_no_more(bench: SuiteBench) -> None:
     """Also if a later start leaves it out."""
     await bench.run()
