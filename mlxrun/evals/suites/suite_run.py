@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.setting_fields import hash_config
+from mlxrun.config.setting_fields import hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.evals.judge_run import run_judge
@@ -28,6 +28,7 @@ from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_fir
 from mlxrun.evals.suites.task_template import parse_task_judge
 from mlxrun.jobs.agents.agent_settings import make_user_config
 from mlxrun.jobs.lines.job_check import make_eval_reader
+from mlxrun.jobs.records.manifest_checks import flatten_settings
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.job_cache import delete_cache
 from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
@@ -157,7 +158,7 @@ class SuiteRun:
         self._mark_changed(written)
 
     def _mark_changed(self, written: dict[str, tuple[Path, str]]) -> None:
-        """Mark the cells whose lines, or whose scorers, would be others now: their scores are earlier ones.
+        """Mark the cells whose lines, settings or scorers are others now: their scores are earlier ones.
         This start may leave them out, or end before they run. One that is as the suite again is done again.
         `written`: digests of job files."""
         digests = {key: digest for key, (_, digest) in written.items()}
@@ -174,21 +175,26 @@ class SuiteRun:
                 path = self.folder / cell.name / "job.jsonl"
                 digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
             is_same = digests[cell.lines_key] == record["job_sha256"]
-            record["state"] = DONE if is_same and self._is_scored_as_now(cell) else CHANGED
+            record["state"] = DONE if is_same and self._is_computed_as_now(cell) else CHANGED
 
-    def _is_scored_as_now(self, cell: Cell) -> bool:
-        """Whether a finished cell was scored by the judge, or by the sources of scorers, that the suite has
-        now. Another scorer, which `mlxrun score` was given, is none of the suite's."""
+    def _is_computed_as_now(self, cell: Cell) -> bool:
+        """Whether a finished cell was computed with the settings, and scored by the judge or by the sources
+        of scorers, that the suite has now. Another scorer, which `mlxrun score` was given, is none of the
+        suite's. The model's files are not looked at, since that takes seconds."""
         try:
-            scoring = read_manifest(JobPaths(self.folder / cell.name / "job.jsonl").out).get("scoring") or {}
+            manifest = read_manifest(JobPaths(self.folder / cell.name / "job.jsonl").out)
         except JobError:  # damaged or missing; a start of the cell mends it
             return True
+        known = manifest.get("config")
+        if known and _choose_decisive(known) != _choose_decisive(to_plain(cell.config)):
+            return False
+        scoring = manifest.get("scoring") or {}
         judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
         if judge is not None and self.manifest.records[cell.name]["done"]:
             return bool(scoring.get("judge", {}).get("sha256") == judge.digest)
-        known = {} if "scorer" in scoring else scoring.get("scorers", {})
+        scorers = {} if "scorer" in scoring else scoring.get("scorers", {})
         try:
-            return all(load_scorer(name).digest == digest for name, digest in known.items())
+            return all(load_scorer(name).digest == digest for name, digest in scorers.items())
         except JobError:
             return False
 
@@ -311,6 +317,24 @@ class SuiteRun:
         of_failure = {} if has_answers else {"config_hash": cell.config_hash}
         self.manifest.update(cell, state="failed", error=str(error), **of_failure)
         self.say(f"{cell.name}: failed: {error}")
+
+
+# Keys of a config that change answers, whatever the model is, and parts of paths that may have moved.
+_DECISIVE = (
+    *("model.kind", "model.dtype", "model.context_length", "model.chat_template_args.", "model.pooling"),
+    *("sampling.", "parsers.", "prefill.", "structured.close_objects", "engine.reproducible"),
+    *("cache.stored_bits", "cache.kv_"),
+)
+_PATHS = ("model.path", "model.adapter", "model.adapters.", "model.chat_template")
+
+
+def _choose_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config as manifests have it, the flat settings by which answers are others. Of a path, the last
+    part counts. What an earlier version did not have is as it is by default."""
+    settings = flatten_settings(to_plain(Config())) | flatten_settings(config)
+    found = {key: value for key, value in settings.items() if key.startswith(_DECISIVE)}
+    paths = {key: value for key, value in settings.items() if key in _PATHS or key.startswith(_PATHS[2])}
+    return found | {key: Path(str(value)).name for key, value in paths.items()}
 
 
 def _find_state(run: RunFolder, record: Mapping[str, Any]) -> str | None:

@@ -411,6 +411,25 @@ async def test_cells_say_that_their_scorer_changed(
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+async def test_cells_that_are_left_out_say_that_their_settings_changed(bench: SuiteBench) -> None:
+    """Until those are again what they were. suite.json has the present settings beside their scores. A place
+    in the engine's queue is none that changes answers."""
+    await bench.run()
+    text = bench.path.read_text()
+    for setting, state in (
+        ("sampling.temperature: 0.5", "changed"),
+        ("sampling.temperature: 0, scheduler.max_queue: 7", "done"),
+    ):
+        bench.path.write_text(text.replace("sampling.temperature: 0", setting))
+        assert bench.path.read_text() != text
+        assert await bench.run("a") == 0
+        states = bench.get_states()
+        assert states["c/capitals/seed-2"] == states["c/countries/seed-2"] == state
+        assert states["b/capitals/seed-2"] == "done"
+    bench.path.write_text(text)
+    assert await bench.run("a") == 0 and set(bench.get_states().values()) == {"done"}
+
+
 async def test_a_cell_of_a_killed_start_runs_no_more(bench: SuiteBench) -> None:
     """Also if a later start leaves it out."""
     await bench.run()
