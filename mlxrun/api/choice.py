@@ -174,11 +174,16 @@ class Choice:
         """Return the withheld deltas of an answer whose events ended early; none at a second call."""
         if self._parser is None:
             return []
-        deltas = self._parse(self._detokenizer.finish())
+        return self._parse(self._detokenizer.finish()) + self._end_text()
+
+    def _end_text(self) -> list[Delta]:
+        """The deltas that are left; none if a stop string has ended the text meanwhile."""
+        if self._parser is None:
+            return []
         rest = self._matcher.finish()
         self._release(rest)
         parser, self._parser = self._parser, None
-        return deltas + self._collect([*parser.feed(rest), *parser.finish(self.stop is not None)])
+        return self._collect([*parser.feed(rest), *parser.finish(self.stop is not None)])
 
     def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
         """Return the tokens from number `start` on that have logprobs.

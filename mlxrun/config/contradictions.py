@@ -15,6 +15,7 @@ from mlxrun.config.rules import NAME, RULES, check_value, forbid, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 from mlxrun.config.sources import MODEL_PATHS
+from mlxrun.core.text_files import read_json
 
 __all__ = ["HUB_ID", "RULES", "explain_missing_config"]
 
@@ -31,9 +32,18 @@ def find_path_problem(path: str) -> str | None:
         return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"
     if not Path(path).is_dir():
         return f"{path} is neither a folder nor a .gguf file"
-    if not Path(path, "config.json").exists():
+    config = Path(path, "config.json")
+    if not config.exists():
         return explain_missing_config(Path(path))
-    return None
+    try:
+        found = read_json(config)
+    except OSError as error:
+        return f"{config}: {error.strerror}"
+    except RecursionError:
+        return f"{config}: its values are nested too deeply"
+    except ValueError as error:
+        return f"{config}: not JSON: {error}"
+    return None if isinstance(found, dict) else f"{config}: not a JSON object"
 
 
 def explain_missing_config(folder: Path) -> str:

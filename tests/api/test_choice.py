@@ -125,6 +125,14 @@ def test_stop_strings_in_the_first_tokens_do_not_count() -> None:
     assert join(spelled.feed(TokenEvent("r", deltas))) == "<|im_end|>ok"
 
 
+def test_a_stop_string_of_half_a_character_at_the_end() -> None:
+    """What the last tokens stand for is known once the answer has ended."""
+    choice = Choice(complete(stop=["b\ufffd"]), 0, MODEL_INFO)
+    shown = join(choice.feed(TokenEvent("r", ids_of("ab\u00e9")[:-1], finish=FinishReason.LENGTH)))
+    assert (shown, choice.text, choice.stop, choice.finish_reason) == ("a", "a", "b\ufffd", "stop")
+    assert choice.finish() == []
+
+
 def test_known_tokens_have_logprobs_if_the_answer_does() -> None:
     with pytest.raises(ValueError, match="2 answered tokens with 0 logprobs"):
         Choice(complete(logprobs=0), 0, MODEL_INFO).resume((97, 98))

@@ -171,6 +171,22 @@ def test_text_beside_images_is_scored(zoo: Zoo, family: str) -> None:
 # -- mutation twins ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", vision_models.CORE)
+def test_a_preempted_answer_about_an_image_goes_on(zoo: Zoo, family: str) -> None:
+    """The chunk in which its prompt ends has tokens of the answer too. The model is called for both, and the
+    logits of the prompt's part were missing: the request failed."""
+    engine = engine_driver.make_real_engine(zoo.vision(family), backend="none", chunk=512)
+    image = vision_models.images(3, 1, size=(32, 32))[0]
+    prompt = vision_models.prompt(family, "what is ", None, " and tell me more about it, please")
+    request = engine_driver.make_vision_request(engine, "a", prompt, [image], max_tokens=9, prompt_logprobs=1)
+    plain = engine_driver.run_requests(engine, [request])["a"]
+    again = replace(request, id="b")
+    event = engine_driver.run_requests(engine, [again], engine_driver.preempt_every(engine, 5))["b"]
+    assert engine.scheduler.num_preemptions > 0 and engine.generation.errors == 0
+    assert event.tokens == plain.tokens and len(event.prompt_logprobs) == len(plain.prompt_logprobs)
+    engine_driver.check_answer(event, zoo.see(family, prompt, [image], 9))
+
+
 def test_an_off_by_one_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     start = RowLogprobs.start
 

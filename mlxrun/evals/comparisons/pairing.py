@@ -35,11 +35,12 @@ class CellPair:
 
 
 def match_cells(
-    first: Sequence[RunFolder], second: Sequence[RunFolder], *, common: bool
+    first: Sequence[RunFolder], second: Sequence[RunFolder], *, common: bool, by_name: bool = False
 ) -> tuple[list[CellPair], list[str]]:
     """Return the pairs, and the names of runs that only one side has. JobError for such runs without
-    `common`. If each side has one model, the models may differ: names are then compared without the model."""
-    if len(first) == len(second) == 1:
+    `common`. If each side has one model, the models may differ: names are then compared without the model.
+    `by_name`: also the names of two single runs, which are a pair otherwise."""
+    if len(first) == len(second) == 1 and not by_name:
         return [CellPair("", ((first[0], second[0]),))], []
     sides = [{run.name: run for run in side} for side in (first, second)]
     # The first part of a name is its model; a name with one part has none.

@@ -19,7 +19,7 @@ from mlxrun.evals.bradley_terry import JudgedPair, Strength, fit_strengths
 from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE, Comparison, compare_cell, keep_scored
 from mlxrun.evals.comparisons.pairing import CellPair, LineFacts, PairingRules, match_cells, read_facts
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
-from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder_paths import find_cell, find_suite, list_cell_outputs
 from mlxrun.evals.statistics import adjust_by_holm
 from mlxrun.jobs.scoring.intervals import ALPHA, ConfidenceInterval
 from mlxrun.jobs.scoring.measure import HIGHER, ScoreMeasure, describe_measure
@@ -126,6 +126,33 @@ def open_sides(paths: Sequence[Path]) -> list[ComparedSide]:
     return [ComparedSide(name, runs) for name, runs in models.items()]
 
 
+def list_models_without_runs(path: Path, sides: Sequence[ComparedSide]) -> list[str]:
+    """List the models of the suite that `path` names which are none of `sides`, as no cell of them has
+    begun. Empty if it names no suite."""
+    folder = find_suite(path)
+    if folder is None:
+        return []
+    models = [find_cell(out) for out in list_cell_outputs(folder)]
+    names = dict.fromkeys(found[1] for found in models if found is not None)
+    return [name for name in names if name not in {side.name for side in sides}]
+
+
+def match_sides(
+    sides: Sequence[ComparedSide], *, common: bool
+) -> tuple[dict[tuple[str, str], dict[str, CellPair]], list[str]]:
+    """Match the runs of each side with those of each other one. Returns the cells of each pair, by the names
+    of both and of the cell. The second result names the runs that a side of a pair lacks. JobError for such
+    runs without `common`."""
+    matched: dict[tuple[str, str], dict[str, CellPair]] = {}
+    left_out: list[str] = []
+    by_name = any(len(side.runs) > 1 for side in sides)
+    for first, second in combinations(sides, 2):
+        cells, unpaired = match_cells(first.runs, second.runs, common=common, by_name=by_name)
+        matched[first.name, second.name] = {cell.name: cell for cell in cells}
+        left_out += unpaired
+    return matched, list(dict.fromkeys(left_out))
+
+
 def rank_sides(
     sides: Sequence[ComparedSide], rules: PairingRules = ANY_SAME_LINE, seed: int = 0
 ) -> list[CellRanking]:
@@ -137,10 +164,7 @@ def rank_sides(
             known[run.paths.out] = list(read_facts(run, rules))
         return known[run.paths.out]
 
-    matched: dict[tuple[str, str], dict[str, CellPair]] = {}
-    for first, second in combinations(sides, 2):
-        cells, _ = match_cells(first.runs, second.runs, common=rules.common)
-        matched[first.name, second.name] = {cell.name: cell for cell in cells}
+    matched, _ = match_sides(sides, common=rules.common)
     shared = [name for name in next(iter(matched.values())) if all(name in each for each in matched.values())]
     if not shared:
         raise JobError("the sides have no cell that all of them have")

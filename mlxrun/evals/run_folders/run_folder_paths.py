@@ -65,14 +65,19 @@ def find_cell(out: Path) -> tuple[Path, str, str, str] | None:
     return parents[3], parents[2].name, parents[1].name, parents[0].name
 
 
-def _find_cells(folder: Path) -> list[Path]:
-    """The outputs of the cells that a suite has begun."""
+def list_cell_outputs(folder: Path) -> list[Path]:
+    """List the outputs of all cells of a suite, begun or not. JobError if its manifest cannot be read."""
     suite = folder / SUITE_NAME
     try:
         jobs = [folder / cell["job"] for cell in read_json(suite)["cells"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise JobError(f"{suite}: cannot be read, or is not the manifest of a suite: {error!r}") from error
-    outputs = [JobPaths(job).out for job in jobs if job.parent.is_dir()]
+    return [job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl") for job in jobs]
+
+
+def _find_cells(folder: Path) -> list[Path]:
+    """The outputs of the cells that a suite has begun."""
+    outputs = [out for out in list_cell_outputs(folder) if out.parent.is_dir()]
     begun = [out for out in outputs if (_get_run_folder(out) / "manifest.json").exists()]
     if not begun:
         raise JobError(f"{folder}: no cell of this suite has begun")

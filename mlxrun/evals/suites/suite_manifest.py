@@ -34,7 +34,8 @@ from mlxrun.jobs.scoring.score_groups import NOT_SCORED, format_described, is_de
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-CHANGED = "changed"  # the state of a cell whose lines would be others now, and that was left out
+# The state of a cell whose lines, settings or scorers are others now, and that has not run since.
+CHANGED = "changed"
 Record = dict[str, Any]
 _EMPTY: Record = {
     "job_sha256": None,
@@ -194,7 +195,8 @@ def list_stale(runs: Sequence[RunFolder], path: Path) -> Iterator[str]:
             states[folder] = _read_states(folder / SUITE_NAME)
         state = states[folder].pop(name, None)
         if state == CHANGED:
-            yield f"{run.name}: {CHANGED}: its lines are earlier ones than those that the suite has now"
+            text = "its lines, settings or scorers are earlier ones than those that the suite has now"
+            yield f"{run.name}: {CHANGED}: {text}"
         elif state == "failed":
             yield f"{run.name}: failed: its answers, or their scores, are those of an earlier start"
     is_suite = path.suffix in (".yaml", ".yml")

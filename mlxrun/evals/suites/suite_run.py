@@ -16,23 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.setting_fields import hash_config
+from mlxrun.config.setting_fields import hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import DONE, LIMITED, RunFolder
+from mlxrun.evals.run_folders.run_folder_paths import read_manifest
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
 from mlxrun.evals.suites.task_template import parse_task_judge
 from mlxrun.jobs.agents.agent_settings import make_user_config
 from mlxrun.jobs.lines.job_check import make_eval_reader
+from mlxrun.jobs.records.manifest_checks import flatten_settings
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.job_cache import delete_cache
 from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
+from mlxrun.jobs.scoring.custom_scorer import load_scorer
 from mlxrun.jobs.scoring.score_groups import format_score
 
 if TYPE_CHECKING:
@@ -117,6 +120,7 @@ class SuiteRun:
     clock: Callable[[], float] = time.monotonic
     _exits: list[int] = field(default_factory=list)
     _paths: dict[str, JobPaths] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)  # of job files, by the names of cells
 
     async def run(self) -> int:
         """Run the unfinished cells, and return the exit code. Interrupted if a signal came; JobError if the
@@ -150,21 +154,20 @@ class SuiteRun:
             else:
                 digest = self.jobs.write(cell, path)
                 written[cell.lines_key] = path, digest
-            self.manifest.records[cell.name]["job_sha256"] = digest
-            self._paths[cell.name] = JobPaths(path)
+            self._digests[cell.name], self._paths[cell.name] = digest, JobPaths(path)
         self._mark_changed(written)
 
     def _mark_changed(self, written: dict[str, tuple[Path, str]]) -> None:
-        """Mark the cells that this start leaves out and whose lines would be others now: their scores are of
-        earlier data. One that is as its data again is done again. `written`: digests of job files."""
-        chosen = {cell.name for cell in self.cells}
+        """Mark the cells whose lines, settings or scorers are others now: their scores are earlier ones.
+        This start may leave them out, or end before they run. One that is as the suite again is done again.
+        `written`: digests of job files."""
         digests = {key: digest for key, (_, digest) in written.items()}
         for cell in self.manifest.cells:
-            if cell.name in chosen:
-                continue
             record = self.manifest.records[cell.name]
-            if record["state"] == "failed":
+            if record["state"] == "failed" and cell.name not in self._digests:
                 self._judge_again(cell, record)
+            elif record["state"] == "running":  # by an earlier start, which was killed
+                record["state"] = "interrupted"
             if record["state"] not in (DONE, CHANGED):
                 continue
             self.stop.check()
@@ -172,7 +175,28 @@ class SuiteRun:
                 path = self.folder / cell.name / "job.jsonl"
                 digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
             is_same = digests[cell.lines_key] == record["job_sha256"]
-            record["state"] = DONE if is_same else CHANGED
+            record["state"] = DONE if is_same and self._is_computed_as_now(cell) else CHANGED
+
+    def _is_computed_as_now(self, cell: Cell) -> bool:
+        """Whether a finished cell was computed with the settings, and scored by the judge or by the sources
+        of scorers, that the suite has now. Another scorer, which `mlxrun score` was given, is none of the
+        suite's. The model's files are not looked at, since that takes seconds."""
+        try:
+            manifest = read_manifest(JobPaths(self.folder / cell.name / "job.jsonl").out)
+        except JobError:  # damaged or missing; a start of the cell mends it
+            return True
+        known = manifest.get("config")
+        if known and _choose_decisive(known) != _choose_decisive(to_plain(cell.config)):
+            return False
+        scoring = manifest.get("scoring") or {}
+        judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
+        if judge is not None and self.manifest.records[cell.name]["done"]:
+            return bool(scoring.get("judge", {}).get("sha256") == judge.digest)
+        scorers = {} if "scorer" in scoring else scoring.get("scorers", {})
+        try:
+            return all(load_scorer(name).digest == digest for name, digest in scorers.items())
+        except JobError:
+            return False
 
     def _judge_again(self, cell: Cell, record: dict[str, Any]) -> None:
         """Give a failed cell that this start leaves out the state of its answers, if they have the settings
@@ -228,7 +252,7 @@ class SuiteRun:
     ) -> None:
         """Run a cell. `models`: its own, then the one that plays the user if there is one."""
         begun = self.clock() - engine.seconds  # the loading of weights is not the cell's time
-        self.manifest.update(cell, state="running", error=None)
+        self.manifest.update(cell, state="running", error=None, job_sha256=self._digests[cell.name])
         try:
             setup = engine.share(self._make_setup(cell, models))
             paths = self._paths[cell.name]
@@ -293,6 +317,24 @@ class SuiteRun:
         of_failure = {} if has_answers else {"config_hash": cell.config_hash}
         self.manifest.update(cell, state="failed", error=str(error), **of_failure)
         self.say(f"{cell.name}: failed: {error}")
+
+
+# Keys of a config that change answers, whatever the model is, and parts of paths that may have moved.
+_DECISIVE = (
+    *("model.kind", "model.dtype", "model.context_length", "model.chat_template_args.", "model.pooling"),
+    *("sampling.", "parsers.", "prefill.", "structured.close_objects", "engine.reproducible"),
+    *("cache.stored_bits", "cache.kv_"),
+)
+_PATHS = ("model.path", "model.adapter", "model.adapters.", "model.chat_template")
+
+
+def _choose_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config as manifests have it, the flat settings by which answers are others. Of a path, the last
+    part counts. What an earlier version did not have is as it is by default."""
+    settings = flatten_settings(to_plain(Config())) | flatten_settings(config)
+    found = {key: value for key, value in settings.items() if key.startswith(_DECISIVE)}
+    paths = {key: value for key, value in settings.items() if key in _PATHS or key.startswith(_PATHS[2])}
+    return found | {key: Path(str(value)).name for key, value in paths.items()}
 
 
 def _find_state(run: RunFolder, record: Mapping[str, Any]) -> str | None:

@@ -200,6 +200,7 @@ class LineAnswerer(Generic[Table]):
         request = replace(body.prepared.requests[at], background=self._background)
         partial = self.answers.find(key, at, request)
         choice = Choice(body.prepared, at, self._client.model_info)
+        choice.left_out_tokens = partial.left_out
         for event in split_event(TokenEvent("", tuple(partial.tokens), tuple(partial.logprobs))):
             body.feed(choice, choice.resume(event.tokens, event.logprobs))
         finish = partial.find_finish(request, self._client.model_info.context_length)

@@ -5,6 +5,7 @@
 
 `request` is a digest of the prompt's tokens. `start` counts this choice's tokens in earlier records; 0
 replaces them. `logprobs` is empty or as long as `tokens`. `stop` is the stop id that ended the answer.
+`left_out` counts the tokens of the prompt that sparse prefill did not compute; without it there are none.
 `check` is a digest of all bytes before it. If the file is missing, damaged or unwritable, tokens are computed
 again, and no answer is wrong.
 """
@@ -41,12 +42,14 @@ class PartialAnswer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_id: int | None = None  # as in TokenEvent
+    left_out: int = 0  # `num_left_out` of TokenEvent
     stored: int = 0  # tokens that are in records, and one more once `finish` is
 
     def add(self, event: TokenEvent) -> None:
         """Add an event of the engine."""
         self.tokens += event.tokens
         self.logprobs += event.logprobs
+        self.left_out = max(self.left_out, event.num_left_out)
         if event.finish in _ENDS:
             self.finish, self.stop_id = event.finish, event.stop_id
 
@@ -73,6 +76,7 @@ class PartialAnswer:
         fields = {"key": key, "choice": choice, "request": self.request_digest, "start": start}
         fields |= {"tokens": self.tokens[start:], "logprobs": logprobs}
         fields |= {"finish": self.finish, "stop": self.stop_id}
+        fields |= {"left_out": self.left_out} if self.left_out else {}
         return dump_checked(fields, _FORMAT)
 
 
@@ -192,7 +196,8 @@ def parse_records(
     for value in parse_checked(lines, _FORMAT):
         logprobs = [TokenLogprob(own, tuple((t, p) for t, p in top)) for own, top in value["logprobs"]]
         finish = FinishReason(value["finish"]) if value["finish"] else None
-        more = PartialAnswer(value["request"], value["tokens"], logprobs, finish, value.get("stop"))
+        ends = value.get("stop"), value.get("left_out", 0)
+        more = PartialAnswer(value["request"], value["tokens"], logprobs, finish, *ends)
         choices, choice, start = found.setdefault(value["key"], {}), value["choice"], value["start"]
         known = choices.get(choice)
         if start == 0:
@@ -205,6 +210,7 @@ def parse_records(
             known.tokens += more.tokens
             known.logprobs += more.logprobs
             known.finish, known.stop_id = more.finish, more.stop_id
+            known.left_out = max(known.left_out, more.left_out)
     return found
 
 

@@ -17,6 +17,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.gguf.header import GgufHeader
 from mlxrun.model.load.load_progress import LoadProgress
+from mlxrun.model.load.model_facts import GENERATION
 from mlxrun.model.load.model_files import find_draft_folder, list_weight_files, read_json
 
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
@@ -118,6 +119,9 @@ def _list_own_files(folder: Path, adapter: Path | None, code: bool) -> list[Path
     if (folder / "modules.json").is_file():  # and pooling, further layers
         found += [folder / "modules.json"]
         found += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
+    with suppress(ModelLoadError):  # of a damaged file, which does not load
+        if read_json(found[0]).get("model_type") == "whisper":  # which heads give the times of words
+            found.append(folder / GENERATION)
     return found
 
 

@@ -257,8 +257,9 @@ class VisionModelCaller(ModelCaller):
         assert inputs.ready is None or stop <= inputs.ready, "images of these tokens are not encoded"
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
         if start < prompt < stop:  # a preempted row: its answer so far has token ids only
-            self.prefill(ids[:, : prompt - start], cache, start, inputs)
-            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
+            first = self.prefill(ids[:, : prompt - start], cache, start, inputs)
+            rest = self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
+            return mx.concatenate([first, rest], axis=1)
         extra = self.slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)

@@ -34,6 +34,7 @@ from mlxrun.core.transcription import Recording, TimedWord, Transcript, Transcri
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.loader import check_digests, choose_dtype
+from mlxrun.model.load.model_facts import GENERATION
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import name_file_errors
@@ -277,7 +278,7 @@ def load_whisper(settings: ModelSettings, info: LoadedModelInfo) -> WhisperRunne
         apply_quantization(model, dict(info.config), weights, None)
         wanted = dict(tree_flatten(model.parameters()))
         load_checked_weights(model, {name: weights[name] for name in wanted if name in weights}, info.folder)
-        heads = read_json(info.folder / "generation_config.json").get("alignment_heads")
+        heads = read_json(info.folder / GENERATION).get("alignment_heads")
         if heads:
             model.set_alignment_heads(heads)
     model.eval()

@@ -31,6 +31,26 @@ def test_check_finds_a_certificate_that_a_server_cannot_read(capsys: pytest.Capt
     assert "server.tls: certificate: " in error and "a.pem: No such file or directory" in error
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"a": ', "not JSON: Expecting value"),
+        ("[]", "not a JSON object"),
+        ("[" * 200_000, "its values are nested too"),
+    ],
+)
+def test_check_finds_a_model_whose_config_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, problem: str
+) -> None:
+    """As half a download leaves it."""
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "config.json").write_text(content)
+    Path("a.yaml").write_text("model: {path: half}\n")
+    assert main(["config", "check", "a.yaml"]) == 2
+    assert f"a.yaml:1:15: model.path: {folder}/config.json: {problem}" in capsys.readouterr().err
+
+
 def test_check_warns_of_weak_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from statsmodels.stats.multitest import multipletests
 
+from mlxrun.cli.main import main
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
@@ -145,3 +147,24 @@ async def test_what_cannot_be_ranked_is_named(tmp_path: Path) -> None:
 def test_holm_is_that_of_statsmodels(values: list[float]) -> None:
     wanted = list(multipletests(values, method="holm")[1]) if values else []
     assert adjust_by_holm(values) == pytest.approx(wanted)
+
+
+async def test_what_a_ranking_of_a_suite_leaves_out_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model without a run, and a cell that only one model has."""
+    suite = tmp_path / "s.out"
+    for cell in ("small/x", "large/x", "huge/x", "huge/y"):
+        await run_lines(suite / cell / "seed-1", make_lines(20, 8))
+    failed = "absent/x/seed-1"
+    write_suite(suite, {"name": failed, "job": f"{failed}/job.jsonl", "state": "failed"})
+    assert await asyncio.to_thread(main, ["compare", str(suite), "--common"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2:] == [
+        "left out, as not all sides have them: y/seed-1",
+        "left out, as no cell of them has begun: absent",
+    ]
+    assert await asyncio.to_thread(main, ["compare", str(suite), "--common", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["left_out"], found["absent"]) == (["y/seed-1"], ["absent"])
+    assert {side["name"] for side in found["rankings"][0]["ranking"]} == {"small", "large", "huge"}

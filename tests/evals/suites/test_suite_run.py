@@ -333,6 +333,113 @@ async def test_cells_that_are_left_out_say_that_their_data_changed(bench: SuiteB
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
+async def test_cells_that_an_interrupted_start_has_not_reached_say_that_their_data_changed(
+    bench: SuiteBench,
+) -> None:
+    """Also beside later starts of other cells: their scores are of earlier data."""
+    await bench.run()
+    cities = bench.path.with_name("cities.csv")
+    before = cities.read_text()
+    cities.write_text(before.replace("Lima", "Cusco"))
+    bench.pause = 0.05
+    task = asyncio.create_task(bench.run())
+    await until(lambda: task.done() or (bench.clients and bench.clients[0].busy))
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        await task
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "interrupted" and states["b/capitals/seed-2"] == "changed"
+    bench.pause = 0.0
+    assert await bench.run("a/capitals") == 0
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "done" and states["b/capitals/seed-2"] == "changed"
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
+SCORED = """
+    models:
+      a: {set: {model.path: org/one}}
+      b: {set: {model.path: org/two}}
+    tasks:
+      own:
+        data: cities.csv
+        prompt: "{{ country }}"
+        expected: country
+        eval: {scorer: "own.py:score"}
+"""
+WITH_JUDGE = """
+    models:
+      a: {set: {model.path: org/one}}
+      b: {set: {model.path: org/two}}
+    tasks:
+      own:
+        data: cities.csv
+        prompt: "{{ country }}"
+        judge: judge.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "contents"),
+    [
+        (SCORED, "own.py", ["def score(answer): return 1", "def score(answer): return 0"]),
+        (
+            WITH_JUDGE,
+            "judge.json",
+            [
+                json.dumps(
+                    {"prompt": "{{ answer[:3] }}:", "verdict": {"choices": {"Fra": score, "Jap": 0.5}}}
+                )
+                for score in (0, 1)
+            ],
+        ),
+    ],
+    ids=["scorer", "judge"],
+)
+async def test_cells_say_that_their_scorer_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, name: str, contents: list[str]
+) -> None:
+    """Until they run again: the scores of an edited scorer stood beside those of the one before."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(contents[0])
+    bench = SuiteBench(write_suite(tmp_path, suite))
+    assert await bench.run() == 0 and await bench.run("a") == 0
+    assert set(bench.get_states().values()) == {"done"}
+    (tmp_path / name).write_text(contents[1])
+    assert await bench.run("a") == 0
+    assert bench.get_states() == {"a/own/seed-0": "done", "b/own/seed-0": "changed"}
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
+async def test_cells_that_are_left_out_say_that_their_settings_changed(bench: SuiteBench) -> None:
+    """Until those are again what they were. suite.json has the present settings beside their scores. A place
+    in the engine's queue is none that changes answers."""
+    await bench.run()
+    text = bench.path.read_text()
+    for setting, state in (
+        ("sampling.temperature: 0.5", "changed"),
+        ("sampling.temperature: 0, scheduler.max_queue: 7", "done"),
+    ):
+        bench.path.write_text(text.replace("sampling.temperature: 0", setting))
+        assert bench.path.read_text() != text
+        assert await bench.run("a") == 0
+        states = bench.get_states()
+        assert states["c/capitals/seed-2"] == states["c/countries/seed-2"] == state
+        assert states["b/capitals/seed-2"] == "done"
+    bench.path.write_text(text)
+    assert await bench.run("a") == 0 and set(bench.get_states().values()) == {"done"}
+
+
+async def test_a_cell_of_a_killed_start_runs_no_more(bench: SuiteBench) -> None:
+    """Also if a later start leaves it out."""
+    await bench.run()
+    found = bench.read()
+    found["cells"][0]["state"] = "running"
+    (bench.folder / "suite.json").write_text(json.dumps(found))
+    assert await bench.run("b") == 0
+    assert list(bench.get_states().values()) == ["interrupted", *["done"] * (len(found["cells"]) - 1)]
+
+
 def set_temperature(bench: SuiteBench, new: float, old: float = 0) -> None:
     text = bench.path.read_text()
     bench.path.write_text(text.replace(f"sampling.temperature: {old}", f"sampling.temperature: {new}"))

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mlxrun.jobs.lines.line_index import DONE, TODO, IndexRow, LineIndex
 from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 from mlxrun.jobs.run import partial_answers
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
-from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job
+from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats, make_config, write_job
 
 pytestmark = pytest.mark.thorough
 
@@ -102,6 +102,32 @@ async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[
     assert bench.ran == 14 + 1 + 2 - ended
     bench.paths.set_outputs_aside()
     put(bench, take_whole(found))
+    await bench.run()
+    assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
+
+
+async def test_what_was_left_out_of_a_prompt_is_still_said_of_a_choice_that_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine hears nothing of such a choice again, and prompts count with the first one."""
+    job, config = [chat("n", "some of them", n=2)], make_config(order="input")
+    answer_body = FakeClient.answer_body
+
+    async def leave_out(self: FakeClient, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
+        async for event in answer_body(self, request, text):
+            yield event._replace(num_left_out=4)
+
+    monkeypatch.setattr(FakeClient, "answer_body", leave_out)
+    bench = Bench(write_job(tmp_path, job), config)
+    with monkeypatch.context() as patch:
+        for name in ("remove_line", "delete_file"):
+            patch.setattr(PartialAnswers, name, lambda *args: None)
+        await bench.run()
+    out = bench.paths.out.read_bytes()
+    assert b'"left_out_tokens": 4' in out
+    kept = bench.paths.answers.read_bytes()
+    bench.paths.set_outputs_aside()
+    put(bench, kept)
     await bench.run()
     assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
 

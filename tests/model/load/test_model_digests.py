@@ -91,6 +91,18 @@ def test_files_of_sentence_transformers_count(folder: Path) -> None:
     assert len(set(found)) == 3
 
 
+def test_the_heads_count_by_which_whisper_times_words(folder: Path) -> None:
+    """Other models' sampling values are read for each run, and are no part of the model."""
+
+    def look(heads: list[list[int]]) -> str:
+        (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
+        return compute_digests(folder, None)["model"]
+
+    assert look([[0, 1]]) == look([[1, 0]])
+    update_json(folder / "config.json", model_type="whisper")
+    assert look([[0, 1]]) == look([[0, 1]]) != look([[1, 0]])
+
+
 def test_adapters_and_code_count(folder: Path, tmp_path: Path) -> None:
     plain = compute_digests(folder, None)
     adapter = tmp_path / "adapter"

@@ -160,15 +160,22 @@ def _refuse(given: Mapping[str, object], what: str) -> None:
 
 def _rank_runs(runs: Sequence[Path], rules: PairingRules, seed: int, json_path: Path | None) -> int:
     from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH
-    from mlxrun.evals.comparisons.ranking import open_sides, rank_sides
+    from mlxrun.evals.comparisons.ranking import list_models_without_runs, match_sides, open_sides, rank_sides
     from mlxrun.evals.comparisons.ranking_table import print_ranking
 
-    rankings = rank_sides(open_sides(runs), rules, seed)
-    if _write_json({"format": 1, "rankings": [each.describe() for each in rankings]}, json_path):
+    sides = open_sides(runs)
+    rankings, (_, left_out) = rank_sides(sides, rules, seed), match_sides(sides, common=rules.common)
+    absent = list_models_without_runs(runs[0], sides) if len(runs) == 1 else []
+    content = {"rankings": [each.describe() for each in rankings], "left_out": left_out, "absent": absent}
+    if _write_json({"format": 1, **content}, json_path):
         return 0
     console = open_console(width=PIPED_WIDTH)
     for ranking in rankings:
         print_ranking(ranking, console)
+    if left_out:
+        print_line(f"left out, as not all sides have them: {', '.join(left_out)}")
+    if absent:
+        print_line(f"left out, as no cell of them has begun: {', '.join(absent)}")
     return 0
 
 

@@ -71,7 +71,7 @@ def test_cells_that_are_changed_are_named(
     suite = write_suite(tmp_path, CAPITALS + other, other_csv="country\nPeru\n")
     assert main(["eval", str(suite)]) == 0
     path, bundle = tmp_path / "nightly.jsonl", tmp_path / "suite.tar.gz"
-    says = "{}: changed: its lines are earlier ones than those that the suite has now"
+    says = "{}: changed: its lines, settings or scorers are earlier ones than those that the suite has now"
     for names in ([], ["tiny/capitals/seed-0"]):
         for command in (["history", str(path), str(suite)], ["bundle", str(suite), "-o", str(bundle)]):
             capsys.readouterr()
