@@ -86,9 +86,9 @@ def test_names_of_values_differ(tmp_path: Path) -> None:
     names = [cell.variant for cell in cells]
     assert len({name.casefold() for name in names}) == 4
     assert all("/" not in name and name.startswith("seed-0,path-") for name in names)
-    text = CAPITALS + "    vary: {sampling.top_p: [1], generation.top_p: [0.5]}\n"
+    text = CAPITALS + "    vary: {cache.memory_bytes: [1GB], media.memory_bytes: [2GB]}\n"
     _, cells, _ = read_cells(write_suite(tmp_path, text))
-    assert cells[0].variant == "seed-0,sampling.top_p-1,generation.top_p-0.5"
+    assert cells[0].variant == "seed-0,cache.memory_bytes-1GB,media.memory_bytes-2GB"
 
 
 def test_problems_of_configs_have_their_positions(tmp_path: Path) -> None:
