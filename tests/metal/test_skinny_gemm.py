@@ -57,11 +57,15 @@ def find_difference(layer: Any, x: mx.array, found: mx.array) -> float:
     return float(np.abs(to_float64(found) - exact).max() / np.abs(exact).mean())
 
 
+def set_least_blocks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for least in ("BLOCKS", "LIGHT_BLOCKS"):
+        monkeypatch.setattr(skinny_gemm, least, count)
+
+
 @pytest.fixture(autouse=True)
 def use_many_tiles(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks have as many tiles as for weights with many outputs."""
-    for least in ("BLOCKS", "LIGHT_BLOCKS"):
-        monkeypatch.setattr(skinny_gemm, least, 1)
+    set_least_blocks(1, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -82,8 +86,7 @@ def compare_tiles(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> list
     layer = make_layer(form, mx.bfloat16, 19)
     x = make_random((rows, 1, count_inputs(layer)), 2, mx.bfloat16)
     many = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
-    for least in ("BLOCKS", "LIGHT_BLOCKS"):
-        monkeypatch.setattr(skinny_gemm, least, 128)
+    set_least_blocks(128, monkeypatch)
     few = [multiply_few_rows(layer, x, gated) for gated in (False, True)]
     return [mx.array_equal(*pair).item() for pair in zip(few, many, strict=True)]
 
@@ -156,8 +159,7 @@ def find_many_warps_problem(form: str, gated: bool = False) -> str:
 @pytest.fixture
 def use_blocks_of_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks have as few tiles as for weights with few outputs, since the sums of many warps take memory."""
-    for least in ("BLOCKS", "LIGHT_BLOCKS"):
-        monkeypatch.setattr(skinny_gemm, least, 128)
+    set_least_blocks(128, monkeypatch)
 
 
 @pytest.mark.usefixtures("use_blocks_of_few_outputs")

@@ -168,9 +168,6 @@ def test_text_beside_images_is_scored(zoo: Zoo, family: str) -> None:
         assert measure_error(event, request, expected) < TOLERANCE
 
 
-# -- mutation twins ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", vision_models.CORE)
 def test_a_preempted_answer_about_an_image_goes_on(zoo: Zoo, family: str) -> None:
     """The chunk in which its prompt ends has tokens of the answer too. The model is called for both, and the
@@ -185,6 +182,9 @@ def test_a_preempted_answer_about_an_image_goes_on(zoo: Zoo, family: str) -> Non
     assert engine.scheduler.num_preemptions > 0 and engine.generation.errors == 0
     assert event.tokens == plain.tokens and len(event.prompt_logprobs) == len(plain.prompt_logprobs)
     engine_driver.check_answer(event, zoo.see(family, prompt, [image], 9))
+
+
+# -- mutation twins ---------------------------------------------------------------------------------------
 
 
 def test_an_off_by_one_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
