@@ -137,12 +137,11 @@ def list_models_without_runs(path: Path, sides: Sequence[ComparedSide]) -> list[
     return [name for name in names if name not in {side.name for side in sides}]
 
 
-def match_sides(
-    sides: Sequence[ComparedSide], *, common: bool
+def _match_sides(
+    sides: Sequence[ComparedSide], common: bool
 ) -> tuple[dict[tuple[str, str], dict[str, CellPair]], list[str]]:
-    """Match the runs of each side with those of each other one. Returns the cells of each pair, by the names
-    of both and of the cell. The second result names the runs that a side of a pair lacks. JobError for such
-    runs without `common`."""
+    """The cells of each pair of sides, by the names of both and of the cell; and the names of runs that a
+    side of a pair lacks. JobError for such runs without `common`."""
     matched: dict[tuple[str, str], dict[str, CellPair]] = {}
     left_out: list[str] = []
     by_name = any(len(side.runs) > 1 for side in sides)
@@ -155,8 +154,9 @@ def match_sides(
 
 def rank_sides(
     sides: Sequence[ComparedSide], rules: PairingRules = ANY_SAME_LINE, seed: int = 0
-) -> list[CellRanking]:
-    """Compare each side with each, in every cell that all of them have. JobError as for two runs."""
+) -> tuple[list[CellRanking], list[str]]:
+    """Compare each side with each, in every cell that all of them have. The second result names the runs that
+    a side lacks. JobError as for two runs."""
     known: dict[Path, list[tuple[str, LineFacts]]] = {}
 
     def read(run: RunFolder, rules: PairingRules) -> list[tuple[str, LineFacts]]:
@@ -164,7 +164,7 @@ def rank_sides(
             known[run.paths.out] = list(read_facts(run, rules))
         return known[run.paths.out]
 
-    matched, _ = match_sides(sides, common=rules.common)
+    matched, left_out = _match_sides(sides, rules.common)
     shared = [name for name in next(iter(matched.values())) if all(name in each for each in matched.values())]
     if not shared:
         raise JobError("the sides have no cell that all of them have")
@@ -176,7 +176,7 @@ def rank_sides(
     keep_scored([pair.comparison for _, pair in found])
     adjusted = adjust_by_holm([pair.p for _, pair in found])
     pairs = [(name, replace(pair, p=p)) for (name, pair), p in zip(found, adjusted, strict=True)]
-    return [_rank_cell(cell, [pair for name, pair in pairs if name == cell]) for cell in shared]
+    return [_rank_cell(cell, [pair for name, pair in pairs if name == cell]) for cell in shared], left_out
 
 
 def _rank_cell(cell: str, pairs: list[ComparedPair]) -> CellRanking:

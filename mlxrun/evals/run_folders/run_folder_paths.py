@@ -12,7 +12,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import read_json
 from mlxrun.jobs.records.manifest import FORMAT
 from mlxrun.jobs.records.manifest_checks import UNREADABLE
-from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths, name_output
 
 RUN_SUFFIX = ".run"
 BUNDLE_SUFFIX = ".tar.gz"
@@ -72,7 +72,7 @@ def list_cell_outputs(folder: Path) -> list[Path]:
         jobs = [folder / cell["job"] for cell in read_json(suite)["cells"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise JobError(f"{suite}: cannot be read, or is not the manifest of a suite: {error!r}") from error
-    return [job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl") for job in jobs]
+    return [job.with_name(name_output(job.name)) for job in jobs]
 
 
 def _find_cells(folder: Path) -> list[Path]:

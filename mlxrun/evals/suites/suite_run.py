@@ -16,26 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.setting_fields import hash_config, to_plain
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import DONE, LIMITED, RunFolder
-from mlxrun.evals.run_folders.run_folder_paths import read_manifest
+from mlxrun.evals.suites.cell_changes import is_computed_as_now
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
 from mlxrun.evals.suites.task_template import parse_task_judge
 from mlxrun.jobs.agents.agent_settings import make_user_config
 from mlxrun.jobs.lines.job_check import make_eval_reader
-from mlxrun.jobs.records.manifest_checks import flatten_settings
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.job_cache import delete_cache
 from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
-from mlxrun.jobs.scoring.custom_scorer import load_scorer
 from mlxrun.jobs.scoring.score_groups import format_score
 
 if TYPE_CHECKING:
@@ -142,12 +140,15 @@ class SuiteRun:
             self.manifest.end(code, "failed" if code > 1 else "done")
             return code
 
+    def _find_job(self, cell: Cell) -> Path:
+        return self.folder / cell.name / "job.jsonl"
+
     def _write_jobs(self) -> None:
         """Write the job file of each cell. One that changes makes its changed lines run again."""
         written: dict[str, tuple[Path, str]] = {}
         for cell in self.cells:
             self.stop.check()
-            path = self.folder / cell.name / "job.jsonl"
+            path = self._find_job(cell)
             if cell.lines_key in written:
                 first, digest = written[cell.lines_key]
                 self.jobs.copy(first, path)
@@ -171,38 +172,19 @@ class SuiteRun:
             if record["state"] not in (DONE, CHANGED):
                 continue
             self.stop.check()
+            path = self._find_job(cell)
             if cell.lines_key not in digests:
-                path = self.folder / cell.name / "job.jsonl"
                 digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
-            is_same = digests[cell.lines_key] == record["job_sha256"]
-            record["state"] = DONE if is_same and self._is_computed_as_now(cell) else CHANGED
-
-    def _is_computed_as_now(self, cell: Cell) -> bool:
-        """Whether a finished cell was computed with the settings, and scored by the judge or by the sources
-        of scorers, that the suite has now. Another scorer, which `mlxrun score` was given, is none of the
-        suite's. The model's files are not looked at, since that takes seconds."""
-        try:
-            manifest = read_manifest(JobPaths(self.folder / cell.name / "job.jsonl").out)
-        except JobError:  # damaged or missing; a start of the cell mends it
-            return True
-        known = manifest.get("config")
-        if known and _choose_decisive(known) != _choose_decisive(to_plain(cell.config)):
-            return False
-        scoring = manifest.get("scoring") or {}
-        judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
-        if judge is not None and self.manifest.records[cell.name]["done"]:
-            return bool(scoring.get("judge", {}).get("sha256") == judge.digest)
-        scorers = {} if "scorer" in scoring else scoring.get("scorers", {})
-        try:
-            return all(load_scorer(name).digest == digest for name, digest in scorers.items())
-        except JobError:
-            return False
+            is_same = digests[cell.lines_key] == record["job_sha256"] and is_computed_as_now(
+                cell, path, self.jobs.file.folder, bool(record["done"])
+            )
+            record["state"] = DONE if is_same else CHANGED
 
     def _judge_again(self, cell: Cell, record: dict[str, Any]) -> None:
         """Give a failed cell that this start leaves out the state of its answers, if they have the settings
         that the suite has now: what refused them in an earlier start is gone. A cell without answers is to do
         if it failed with other settings. One whose run itself ended with an error stays failed."""
-        path = self.folder / cell.name / "job.jsonl"
+        path = self._find_job(cell)
         if not path.parent.is_dir() or not JobPaths(path).manifest.exists():
             if record["config_hash"] != cell.config_hash:
                 record.update(state="todo", error=None)
@@ -317,24 +299,6 @@ class SuiteRun:
         of_failure = {} if has_answers else {"config_hash": cell.config_hash}
         self.manifest.update(cell, state="failed", error=str(error), **of_failure)
         self.say(f"{cell.name}: failed: {error}")
-
-
-# Keys of a config that change answers, whatever the model is, and parts of paths that may have moved.
-_DECISIVE = (
-    *("model.kind", "model.dtype", "model.context_length", "model.chat_template_args.", "model.pooling"),
-    *("sampling.", "parsers.", "prefill.", "structured.close_objects", "engine.reproducible"),
-    *("cache.stored_bits", "cache.kv_"),
-)
-_PATHS = ("model.path", "model.adapter", "model.adapters.", "model.chat_template")
-
-
-def _choose_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config as manifests have it, the flat settings by which answers are others. Of a path, the last
-    part counts. What an earlier version did not have is as it is by default."""
-    settings = flatten_settings(to_plain(Config())) | flatten_settings(config)
-    found = {key: value for key, value in settings.items() if key.startswith(_DECISIVE)}
-    paths = {key: value for key, value in settings.items() if key in _PATHS or key.startswith(_PATHS[2])}
-    return found | {key: Path(str(value)).name for key, value in paths.items()}
 
 
 def _find_state(run: RunFolder, record: Mapping[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -161,11 +162,8 @@ def describe_tools(loop: AgentLoop, folder: Path) -> tuple[list[Json], dict[str,
         return [], {}
     agent = LineAgent(loop)
     named = list(_list_named_files(loop, folder))
-    session = ToolSession(agent, folder)
-    try:
+    with closing(ToolSession(agent, folder)) as session:
         tools, modules = session.describe(), session.list_modules()
-    finally:
-        session.close()
     names = dict.fromkeys([*list_tool_files(agent, folder), *modules, *named])
     return tools, {name: compute_digest(folder / name) for name in names}
 

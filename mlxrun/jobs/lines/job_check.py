@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -130,12 +131,12 @@ class _LineTools:
 
 
 async def _describe_tools(agent: LineAgent, folder: Path) -> list[dict[str, Any]] | RequestError:
+    def describe() -> list[dict[str, Any]]:
+        with closing(ToolSession(agent, folder)) as session:
+            return session.describe()
+
     try:
-        session = ToolSession(agent, folder)
-        try:
-            return await run_tools(session.describe)
-        finally:
-            await run_tools(session.close)
+        return await run_tools(describe)
     except RequestError as error:
         return error
 

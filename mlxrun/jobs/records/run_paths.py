@@ -31,6 +31,11 @@ from mlxrun.core.text_files import open_regular
 _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def name_output(job: str) -> str:
+    """Return the name of the output beside a job file of this name."""
+    return job.removesuffix(".jsonl") + ".out.jsonl"
+
+
 class JobPaths:
     """All files of one job. Its output goes to `out`, or beside the job file. JobError if it cannot be
     written there, or if `job` has no name."""
@@ -39,7 +44,7 @@ class JobPaths:
         if not job.name:  # of `.` and `/`: there is nothing beside them
             raise JobError(f"{job}: cannot read the job file: {os.strerror(errno.EISDIR)}")
         self.job = job
-        self.out = out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl")
+        self.out = out or job.with_name(name_output(job.name))
         if out is not None and os.path.realpath(out) == os.path.realpath(job):
             raise JobError(f"{out}: the output would replace the job file; give another -o")
         try:

@@ -25,7 +25,7 @@ from mlxrun.core.errors import JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
 from mlxrun.core.text_files import stamp_file
 from mlxrun.jobs.records.manifest import hash_file
-from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, name_output, wrap_write_errors
 from mlxrun.jobs.run.remote_file import RemoteFile, is_url
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RemoteJob:
         self._job = RemoteFile(job) if is_url(job) else None
         local_job = Path(job)
         if self._job is not None and out is None:
-            out = self._job.find_sibling(self._job.name.removesuffix(".jsonl") + ".out.jsonl").url
+            out = self._job.find_sibling(name_output(self._job.name)).url
         assert out is not None
         self._out = RemoteFile(out) if is_url(out) else None
         if job == out:

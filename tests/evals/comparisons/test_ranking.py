@@ -46,7 +46,7 @@ async def run_sides(folder: Path) -> list[Path]:
 
 async def test_each_run_is_compared_with_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = await run_sides(tmp_path)
-    [ranking] = rank_sides(open_sides(jobs))
+    [ranking], _ = rank_sides(open_sides(jobs))
     assert [(pair.first, pair.second) for pair in ranking.pairs] == [
         ("short", "middle"),
         ("short", "long"),
@@ -76,7 +76,7 @@ async def test_each_run_is_compared_with_each(tmp_path: Path, capsys: pytest.Cap
 
 async def test_runs_that_do_not_differ_share_their_ranks(tmp_path: Path) -> None:
     jobs = [await run_lines(tmp_path / name, make_lines(20, 8), name=f"{name}.jsonl") for name in "abc"]
-    [ranking] = rank_sides(open_sides(jobs))
+    [ranking], _ = rank_sides(open_sides(jobs))
     assert [(side.best, side.worst) for side in ranking.sides] == [(1, 3)] * 3
     assert all(side.strength is not None and side.strength.rating == 0 for side in ranking.sides)
 
@@ -87,7 +87,7 @@ async def test_the_models_of_a_suite_by_task(tmp_path: Path) -> None:
         for task in ("x", "y"):
             await run_lines(suite / model / task / "seed-1", make_lines(words, 20))
     write_suite(suite)
-    rankings = rank_sides(open_sides([suite]))
+    rankings, _ = rank_sides(open_sides([suite]))
     assert [ranking.cell for ranking in rankings] == ["x", "y"]
     assert [side.name for side in rankings[0].sides] == ["large", "small"]
     first, second = (ranking.pairs[0] for ranking in rankings)
@@ -101,7 +101,7 @@ async def test_failed_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     jobs = [await run_lines(tmp_path / name, each, name=f"{name}.jsonl") for name, each in runs.items()]
     jobs.append(await run_lines(tmp_path / "begun", lines, name="begun.jsonl", limit=5))
     for order in ([1, 0, 2, 3], [0, 1, 2, 3]):  # also the side that is first in all pairs
-        [ranking] = rank_sides(open_sides([jobs[at] for at in order]), PairingRules(common=True))
+        [ranking], _ = rank_sides(open_sides([jobs[at] for at in order]), PairingRules(common=True))
         print_ranking(ranking, open_console(width=150))
         out = capsys.readouterr().out.splitlines()
         assert "8 lines failed in refused, and scored 0" in out
@@ -123,7 +123,7 @@ async def test_an_unfinished_suite_is_named(tmp_path: Path, capsys: pytest.Captu
     for model, words in (("small", 3), ("large", 20)):
         await run_lines(suite / model / "x" / "seed-1", make_lines(words, 8), limit=5)
     write_suite(suite)
-    [ranking] = rank_sides(open_sides([suite]))
+    [ranking], _ = rank_sides(open_sides([suite]))
     print_ranking(ranking, open_console(width=150))
     out = capsys.readouterr().out
     assert f"small: {suite}/small/x/seed-1/job.out.jsonl (unfinished)\n" in out

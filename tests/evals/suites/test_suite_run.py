@@ -356,7 +356,7 @@ async def test_cells_that_an_interrupted_start_has_not_reached_say_that_their_da
     assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
 
 
-SCORED = """
+UNSCORED = """
     models:
       a: {set: {model.path: org/one}}
       b: {set: {model.path: org/two}}
@@ -364,23 +364,18 @@ SCORED = """
       own:
         data: cities.csv
         prompt: "{{ country }}"
+"""
+SCORED = """
         expected: country
         eval: {scorer: "own.py:score"}
 """
 WITH_JUDGE = """
-    models:
-      a: {set: {model.path: org/one}}
-      b: {set: {model.path: org/two}}
-    tasks:
-      own:
-        data: cities.csv
-        prompt: "{{ country }}"
         judge: judge.json
 """
 
 
 @pytest.mark.parametrize(
-    ("suite", "name", "contents"),
+    ("scoring", "name", "contents"),
     [
         (SCORED, "own.py", ["def score(answer): return 1", "def score(answer): return 0"]),
         (
@@ -397,12 +392,12 @@ WITH_JUDGE = """
     ids=["scorer", "judge"],
 )
 async def test_cells_say_that_their_scorer_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, name: str, contents: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scoring: str, name: str, contents: list[str]
 ) -> None:
     """Until they run again: the scores of an edited scorer stood beside those of the one before."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(contents[0])
-    bench = SuiteBench(write_suite(tmp_path, suite))
+    bench = SuiteBench(write_suite(tmp_path, UNSCORED + scoring))
     assert await bench.run() == 0 and await bench.run("a") == 0
     assert set(bench.get_states().values()) == {"done"}
     (tmp_path / name).write_text(contents[1])

@@ -160,11 +160,11 @@ def _refuse(given: Mapping[str, object], what: str) -> None:
 
 def _rank_runs(runs: Sequence[Path], rules: PairingRules, seed: int, json_path: Path | None) -> int:
     from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH
-    from mlxrun.evals.comparisons.ranking import list_models_without_runs, match_sides, open_sides, rank_sides
+    from mlxrun.evals.comparisons.ranking import list_models_without_runs, open_sides, rank_sides
     from mlxrun.evals.comparisons.ranking_table import print_ranking
 
     sides = open_sides(runs)
-    rankings, (_, left_out) = rank_sides(sides, rules, seed), match_sides(sides, common=rules.common)
+    rankings, left_out = rank_sides(sides, rules, seed)
     absent = list_models_without_runs(runs[0], sides) if len(runs) == 1 else []
     content = {"rankings": [each.describe() for each in rankings], "left_out": left_out, "absent": absent}
     if _write_json({"format": 1, **content}, json_path):
