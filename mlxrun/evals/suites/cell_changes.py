@@ -30,8 +30,8 @@ _PATHS = ("model.path", "model.adapter", "model.adapters.", "model.chat_template
 
 def is_computed_as_now(cell: Cell, job: Path, folder: Path, is_answered: bool) -> bool:
     """Whether a finished cell has the settings, and the judge or the sources of scorers, that the suite in
-    `folder` has now. Another scorer, which `mlxrun score` was given, is none of the suite's. `is_answered`: it
-    has answers that a judge could judge."""
+    `folder` has now. Another scorer, which `mlxrun score` was given, is none of the suite's. `is_answered`:
+    it has answers that a judge could judge."""
     try:
         manifest = read_manifest(JobPaths(job).out)
     except JobError:  # damaged or missing; a start of the cell mends it
