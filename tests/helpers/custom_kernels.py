@@ -15,6 +15,12 @@ from mlxrun.model.fused import operations
 from mlxrun.model.hooks import skinny_gemm
 from mlxrun.model.kv.paged import attention_kernel
 
+_CACHES = (
+    attention_kernel._compile,
+    operations.plan_launch,
+    operations.compile_kernel,
+    skinny_gemm.compile_kernel,
+)
 _INCLUDED = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 
@@ -25,11 +31,14 @@ def use_maker(backend: str, make: Callable[..., Any], patch: pytest.MonkeyPatch)
     patch.setattr(mx.fast, f"{backend}_kernel", make)
     for module in (attention_kernel, operations, skinny_gemm):
         patch.setattr(module, "get_backend", lambda: backend)
-    caches = (attention_kernel._compile, operations.compile_kernel, skinny_gemm.compile_kernel)
-    for cache in caches:
-        cache.cache_clear()
+    forget_kernels()
     yield
-    for cache in caches:
+    forget_kernels()
+
+
+def forget_kernels() -> None:
+    """Kernels are made anew when they are called next."""
+    for cache in _CACHES:
         cache.cache_clear()
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import KERNELS, LayerOperations, NormRule
 from mlxrun.model.kernels import kernel_source
+from tests.helpers.custom_kernels import forget_kernels
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError
 from tests.metal.layer_cases import HEADS, OFFSETS, GPUOperations, find_problem, make_random, split_heads
@@ -165,6 +165,6 @@ def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: 
     text = getattr(kernel_source, mistake.kernel)
     assert mistake.old in text
     monkeypatch.setattr(kernel_source, mistake.kernel, text.replace(mistake.old, mistake.new, 1))
-    operations.compile_kernel.cache_clear()
+    forget_kernels()
     found = find_mistake(mistake, emulator)
     assert found is not None and re.search(mistake.found, found), found

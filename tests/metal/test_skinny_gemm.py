@@ -20,6 +20,7 @@ from mlxrun.model.hooks.skinny_gemm import (
     multiply_few_rows,
 )
 from mlxrun.model.kernels import kernel_source
+from tests.helpers.custom_kernels import forget_kernels
 from tests.metal.attention_cases import ROUNDING, to_float64
 from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
 from tests.metal.emulator.errors import EmulatorError
@@ -182,7 +183,7 @@ def test_a_planted_mistake_of_two_sets_is_found(
     """The first set is left out; the sets of other warps."""
     assert old in kernel_source.SKINNY_GEMM
     monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
-    skinny_gemm.compile_kernel.cache_clear()
+    forget_kernels()
     assert find_many_warps_problem("plain") == found
 
 
@@ -321,7 +322,7 @@ def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: 
     x = make_random((11, layer.weight.shape[1] * 8), 2, mx.float16)
     assert old in kernel_source.SKINNY_GEMM
     monkeypatch.setattr(kernel_source, "SKINNY_GEMM", kernel_source.SKINNY_GEMM.replace(old, new, 1))
-    skinny_gemm.compile_kernel.cache_clear()
+    forget_kernels()
     try:
         differences = []
         for emulator.order in ORDERS:

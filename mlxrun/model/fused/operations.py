@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -56,6 +56,35 @@ class HeadRule:
     size: int
     norms: tuple[NormRule, NormRule] | None = None
     rotary: RotaryRule | None = None
+
+    @property
+    def form(self) -> HeadForm:
+        """What a kernel is compiled for."""
+        eps = None if self.norms is None else (self.norms[0].eps, self.norms[1].eps)
+        rotary = self.rotary
+        turn = (
+            None if rotary is None else TurnForm(rotary.turned, rotary.traditional, rotary.base, rotary.scale)
+        )
+        return HeadForm(self.heads, self.kv_heads, self.size, eps, turn)
+
+
+class TurnForm(NamedTuple):
+    """A RotaryRule without its array."""
+
+    turned: int
+    traditional: bool
+    base: float | None
+    scale: float
+
+
+class HeadForm(NamedTuple):
+    """A HeadRule without its arrays."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    eps: tuple[float, float] | None
+    turn: TurnForm | None
 
 
 class LayerOperations(Protocol):
@@ -115,80 +144,105 @@ class KernelOperations:
     """LayerOperations by kernels, each of which is one launch."""
 
     def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
-        size, rows = x.shape[-1], x.size // x.shape[-1]
-        wide = 1 if size % WIDE else WIDE
-        threads = min(_round_up(size // wide, 32), MAX_THREADS[get_backend()])
-        turns = -(-size // (wide * threads))
-        numbers = {"SIZE": size, "WIDE": wide, "THREADS": threads, "TURNS": turns}
-        macros = {"EPS": _write_float(norm.eps)}
-        kernel = _compile("add_norm", ("x", "change", "weight"), ("summed", "normed"), macros)
-        summed, normed = kernel(
-            inputs=[x, change, norm.weight],
-            template=[("T", x.dtype), *numbers.items()],
-            grid=(rows * threads, 1, 1),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[x.shape] * 2,
-            output_dtypes=[x.dtype] * 2,
-        )
+        launch = plan_launch(_plan_add_norm, get_backend(), x.dtype, x.shape, norm.eps)
+        summed, normed = launch(inputs=[x, change, norm.weight])
         return summed, normed
 
     def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        (rows, tokens, _), rotary, norms = product.shape, rule.rotary, rule.norms
-        listed = rotary is not None and rotary.frequencies is not None
-        inputs = ("product", *(("query_weight", "key_weight") if norms else ()))
-        arrays = [product, *(norm.weight for norm in norms or ())]
-        if rotary is not None:
-            inputs, arrays = (*inputs, "offsets"), [*arrays, offsets]
-            if rotary.frequencies is not None:
-                inputs, arrays = (*inputs, "frequencies"), [*arrays, rotary.frequencies]
-        kernel = _compile("turn", inputs, ("queries", "written"), _list_macros(rule, listed))
-        numbers = {
-            "HEADS": rule.heads,
-            "KV_HEADS": rule.kv_heads,
-            "SIZE": rule.size,
-            "PAIRS": -(-rule.size // 64),
-            "TURNED": 0 if rotary is None else rotary.turned,
-            "TRADITIONAL": int(rotary is not None and rotary.traditional),
-            "TEAMS": TEAMS,
-        }
-        queries, written = kernel(
-            inputs=arrays,
-            template=[("T", product.dtype), *numbers.items()],
-            grid=(rows * tokens * TEAMS * 32, -(-(rule.heads + 2 * rule.kv_heads) // TEAMS), 1),
-            threadgroup=(TEAMS * 32, 1, 1),
-            output_shapes=[
-                (rows, rule.heads, tokens, rule.size),
-                (2 * rows, rule.kv_heads, *([] if tokens == 1 else [tokens]), rule.size),
-            ],
-            output_dtypes=[product.dtype] * 2,
-        )
+        arrays = [product, *(norm.weight for norm in rule.norms or ())]
+        if rule.rotary is not None:
+            arrays.append(offsets)
+            if rule.rotary.frequencies is not None:
+                arrays.append(rule.rotary.frequencies)
+        launch = plan_launch(_plan_heads, get_backend(), product.dtype, product.shape, rule.form)
+        queries, written = launch(inputs=arrays)
         return queries, written
 
     def gate(self, product: mx.array) -> mx.array:
-        size, rows = product.shape[-1] // 2, product.size // product.shape[-1]
-        wide = 1 if size % WIDE else WIDE
-        numbers = {"SIZE": size, "THREADS": GATE_THREADS, "WIDE": wide}
-        gated: mx.array = _compile("gate", ("product",), ("gated",), {})(
-            inputs=[product],
-            template=[("T", product.dtype), *numbers.items()],
-            grid=(rows * GATE_THREADS, -(-size // (GATE_THREADS * wide)), 1),
-            threadgroup=(GATE_THREADS, 1, 1),
-            output_shapes=[(*product.shape[:-1], size)],
-            output_dtypes=[product.dtype],
-        )[0]
-        return gated
+        launch = plan_launch(_plan_gate, get_backend(), product.dtype, product.shape)
+        return launch(inputs=[product])[0]
 
 
-def _list_macros(rule: HeadRule, listed: bool) -> dict[str, str]:
+Launch = Callable[..., list[mx.array]]  # of `inputs`
+
+
+@lru_cache(maxsize=256)
+def plan_launch(plan: Callable[..., Launch], backend: str, dtype: mx.Dtype, *form: Any) -> Launch:
+    """What `plan` makes of these values. All layers of a forward launch the same: planned for each of them,
+    it takes the host longer than the launch."""
+    return plan(backend, dtype, *form)
+
+
+def _plan_add_norm(backend: str, dtype: mx.Dtype, shape: tuple[int, ...], eps: float) -> Launch:
+    size = shape[-1]
+    wide = 1 if size % WIDE else WIDE
+    threads = min(_round_up(size // wide, 32), MAX_THREADS[backend])
+    turns = -(-size // (wide * threads))
+    numbers = {"SIZE": size, "WIDE": wide, "THREADS": threads, "TURNS": turns}
+    macros = {"EPS": _write_float(eps)}
+    return partial(
+        _compile(backend, "add_norm", ("x", "change", "weight"), ("summed", "normed"), macros),
+        template=[("T", dtype), *numbers.items()],
+        grid=(math.prod(shape[:-1]) * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[shape] * 2,
+        output_dtypes=[dtype] * 2,
+    )
+
+
+def _plan_heads(backend: str, dtype: mx.Dtype, shape: tuple[int, ...], form: HeadForm) -> Launch:
+    (rows, tokens, _), turn = shape, form.turn
+    inputs = ("product", *(("query_weight", "key_weight") if form.eps else ()))
+    if turn is not None:
+        inputs += ("offsets", *(("frequencies",) if turn.base is None else ()))
+    numbers = {
+        "HEADS": form.heads,
+        "KV_HEADS": form.kv_heads,
+        "SIZE": form.size,
+        "PAIRS": -(-form.size // 64),
+        "TURNED": 0 if turn is None else turn.turned,
+        "TRADITIONAL": int(turn is not None and turn.traditional),
+        "TEAMS": TEAMS,
+    }
+    return partial(
+        _compile(backend, "turn", inputs, ("queries", "written"), _list_macros(form)),
+        template=[("T", dtype), *numbers.items()],
+        grid=(rows * tokens * TEAMS * 32, -(-(form.heads + 2 * form.kv_heads) // TEAMS), 1),
+        threadgroup=(TEAMS * 32, 1, 1),
+        output_shapes=[
+            (rows, form.heads, tokens, form.size),
+            (2 * rows, form.kv_heads, *([] if tokens == 1 else [tokens]), form.size),
+        ],
+        output_dtypes=[dtype] * 2,
+    )
+
+
+def _plan_gate(backend: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Launch:
+    size = shape[-1] // 2
+    wide = 1 if size % WIDE else WIDE
+    numbers = {"SIZE": size, "THREADS": GATE_THREADS, "WIDE": wide}
+    blocks = -(-size // (GATE_THREADS * wide))
+    return partial(
+        _compile(backend, "gate", ("product",), ("gated",), {}),
+        template=[("T", dtype), *numbers.items()],
+        grid=(math.prod(shape[:-1]) * GATE_THREADS, blocks, 1),
+        threadgroup=(GATE_THREADS, 1, 1),
+        output_shapes=[(*shape[:-1], size)],
+        output_dtypes=[dtype],
+    )
+
+
+def _list_macros(form: HeadForm) -> dict[str, str]:
     """What the kernel of heads is compiled for, besides numbers."""
-    macros = {"NORMED": str(int(rule.norms is not None)), "ROTATED": str(int(rule.rotary is not None))}
-    if rule.norms is not None:
-        query, key = rule.norms
-        macros |= {"QUERY_EPS": _write_float(query.eps), "KEY_EPS": _write_float(key.eps)}
-    if rule.rotary is not None:
-        macros |= {"LISTED": str(int(listed)), "POSITION_SCALE": _write_float(rule.rotary.scale)}
-        if rule.rotary.base is not None:
-            macros["LOG_BASE"] = _write_float(math.log2(rule.rotary.base))
+    macros = {"NORMED": str(int(form.eps is not None)), "ROTATED": str(int(form.turn is not None))}
+    if form.eps is not None:
+        query, key = form.eps
+        macros |= {"QUERY_EPS": _write_float(query), "KEY_EPS": _write_float(key)}
+    if form.turn is not None:
+        listed, scale = form.turn.base is None, form.turn.scale
+        macros |= {"LISTED": str(int(listed)), "POSITION_SCALE": _write_float(scale)}
+        if form.turn.base is not None:
+            macros["LOG_BASE"] = _write_float(math.log2(form.turn.base))
     return macros
 
 
@@ -200,8 +254,10 @@ def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def _compile(name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Mapping[str, str]) -> Any:
-    return compile_kernel(get_backend(), name, tuple(inputs), tuple(outputs), tuple(macros.items()))
+def _compile(
+    backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Mapping[str, str]
+) -> Any:
+    return compile_kernel(backend, name, tuple(inputs), tuple(outputs), tuple(macros.items()))
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.model.fused import operations
 from mlxrun.model.fused.operations import ARRAYS, KERNELS, HeadRule, NormRule, RotaryRule, choose_operations
 from mlxrun.model.kernels import kernel_source
-from tests.helpers.custom_kernels import expand_files
+from tests.helpers.custom_kernels import expand_files, use_maker
 
 
 def test_both_languages_define_the_same_names() -> None:
@@ -37,21 +37,38 @@ class Recorder:
         return [mx.zeros(shape) for shape in given["output_shapes"]]
 
 
+def test_a_form_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shape, type or number is another form."""
+    recorder = Recorder()
+    x, heads = mx.zeros((2, 1, 64)), mx.zeros((2, 1, 256))
+    norms = [NormRule(mx.full(64, weight), eps) for weight, eps in ((1, 1e-6), (2, 1e-6), (1, 1e-5))]
+    rules = [HeadRule(2, 1, 64, (norm, norm), RotaryRule(64, False, 1e4, 1.0)) for norm in norms]
+    with use_maker("metal", recorder.make, monkeypatch):
+        for norm, rule in zip(norms, rules, strict=True):
+            KERNELS.add_norm(x, x, norm)
+            KERNELS.make_heads(heads, rule, mx.array([0, 1]))
+            KERNELS.gate(x)
+        assert operations.plan_launch.cache_info().misses == len(recorder.made) == 2 + 2 + 1
+        KERNELS.gate(mx.zeros((3, 1, 64)))
+        KERNELS.gate(x.astype(mx.float16))
+        assert operations.plan_launch.cache_info().misses == 7 and len(recorder.made) == 5
+    weights = [call["inputs"][2] for call in recorder.calls if len(call["output_shapes"]) == 2][:6:2]
+    assert [weight[0].item() for weight in weights] == [1, 2, 1]
+    assert [call["grid"] for call in recorder.calls[-2:]] == [(768, 1, 1), (512, 1, 1)]
+
+
 @pytest.mark.parametrize("backend", ["cuda", "metal"])
 def test_nothing_is_left_to_spell(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each name in capitals is a macro or a constant of the kernel."""
     recorder = Recorder()
-    monkeypatch.setattr(mx.fast, f"{backend}_kernel", recorder.make)
-    monkeypatch.setattr(operations, "get_backend", lambda: backend)
-    operations.compile_kernel.cache_clear()
     norm, listed = NormRule(mx.ones(64), 1e-6), RotaryRule(64, False, None, 1.0, mx.ones(32))
-    KERNELS.add_norm(mx.zeros((2, 1, 64)), mx.zeros((2, 1, 64)), norm)
-    for rotary in (None, listed, RotaryRule(64, True, 1e4, 1.0)):
-        for norms in (None, (norm, norm)):
-            rule = HeadRule(2, 1, 64, norms, rotary)
-            KERNELS.make_heads(mx.zeros((2, 1, 256)), rule, mx.array([0, 1]))
-    KERNELS.gate(mx.zeros((2, 1, 64)))
-    operations.compile_kernel.cache_clear()
+    with use_maker(backend, recorder.make, monkeypatch):
+        KERNELS.add_norm(mx.zeros((2, 1, 64)), mx.zeros((2, 1, 64)), norm)
+        for rotary in (None, listed, RotaryRule(64, True, 1e4, 1.0)):
+            for norms in (None, (norm, norm)):
+                rule = HeadRule(2, 1, 64, norms, rotary)
+                KERNELS.make_heads(mx.zeros((2, 1, 256)), rule, mx.array([0, 1]))
+        KERNELS.gate(mx.zeros((2, 1, 64)))
     assert len(recorder.made) == len(recorder.calls) == 8
     for made, call in zip(recorder.made, recorder.calls, strict=True):
         kept = list[bool]()
