@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxrun.core.request import HitKind, Request, TokenEvent
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.entry import AdapterSalt
 from mlxrun.model.hooks.adapted_layers import RowAdapters
@@ -133,6 +134,17 @@ def test_preempted_rows_keep_their_adapters(models: Callable[[str], Adapted]) ->
                 engine.scheduler.preempt(state)
 
     assert made.check(engine_driver.run_requests(engine, make_requests(engine), preempt))
+
+
+def test_rows_of_several_padded_forwards_keep_their_adapters(models: Callable[[str], Adapted]) -> None:
+    """A row leaves a forward of a fixed width, so that a dummy is before the rows of the next one."""
+    made = models("llama")
+    methods = ComputeMethods("ragged", fixed_width=2)
+    engine = made.make_engine(methods=methods, reproducible=True, backend="none", max_running=8)
+    first, *others = make_requests(engine)
+    events = engine_driver.run_requests(engine, [replace(first, abort_step=7), *others])
+    assert events.pop("0").finish is FinishReason.ABORT
+    assert made.check(events)
 
 
 def test_rows_without_an_adapter_have_the_bits_of_the_plain_model(models: Callable[[str], Adapted]) -> None:

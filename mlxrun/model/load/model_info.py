@@ -51,7 +51,7 @@ from mlxrun.model.load.tensor_files import check_shards, name_file_errors
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
 from mlxrun.model.lora import check_adapter_files
-from mlxrun.model.pooling.pooled_model import read_pooled_model
+from mlxrun.model.pooling.pooled_model import is_encoder, read_pooled_model
 from mlxrun.model.transcription.speech_files import read_speech_model
 from mlxrun.model.vision.media_processing import call_processor, make_prompt
 from mlxrun.model.vision.media_sampling import read_audio_sampling, read_video_sampling
@@ -158,6 +158,7 @@ def _load_folder(
     speech = read_speech_model(folder, config, settings)
     pooled = None if speech is not None else read_pooled_model(folder, config, settings, tokenizer)
     generates = speech is None and (pooled is None or pooled.generates)
+    adaptable = speech is None and not is_encoder(config)
     processor = load_processor(folder, config, settings) if kind.vision else None
     digests.add_template(template)
     if digest:
@@ -178,7 +179,7 @@ def _load_folder(
         speech=speech,
         generates=generates,
         digests=digests,
-        adapters=_read_adapters(settings, own_name, generates=generates),
+        adapters=_read_adapters(settings, own_name, adaptable=adaptable, generates=generates),
         gguf=gguf,
         kind_note=kind.note,
         refused_media=dict.fromkeys(PLURALS.values(), kind.note) if kind.note else {},
@@ -234,8 +235,14 @@ def log_weights(settings: ModelSettings, folder: Path) -> None:
     log.info("loading %s from %s, %s of weights", name, folder, size)
 
 
-def _read_adapters(settings: ModelSettings, own_name: str, *, generates: bool) -> tuple[LoraAdapter, ...]:
-    """The adapters of which requests choose; ConfigError for what cannot be one."""
+def _read_adapters(
+    settings: ModelSettings, own_name: str, *, adaptable: bool, generates: bool
+) -> tuple[LoraAdapter, ...]:
+    """The adapters of which requests choose; ConfigError for what cannot be one. `adaptable`: whether the
+    model can be computed with one."""
+    if not adaptable and (settings.adapters or settings.adapter is not None):
+        setting = "model.adapters" if settings.adapters else "model.adapter"
+        raise ConfigError(f"{setting}: encoders and models that transcribe take no adapters")
     if settings.adapters and not generates:
         raise ConfigError("model.adapters: only models that generate have several; set model.adapter")
     if settings.adapter is not None:

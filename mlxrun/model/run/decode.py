@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from mlxrun.model.kv.ragged.decode_batch import ExpectedRow, JoiningRow
+from mlxrun.model.kv.ragged.decode_batch import DecodeBatch, ExpectedRow, JoiningRow
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch, uses_pages
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.sampler import Sampler
@@ -89,7 +89,9 @@ class DecodeRunner:
     ) -> Callable[..., mx.array]:
         """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
         pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
-        numbers = (rows[rid].adapter for rid, count in pairs for _ in range(count))
+        numbers: Iterator[int] = (rows[rid].adapter for rid, count in pairs for _ in range(count))
+        if isinstance(self.batch, DecodeBatch):
+            numbers = self.batch.pad_rows(numbers)
         return (self._mtp or self._caller).make_decode(numbers)
 
     def accept(self, sampled: SampledRows, rows: Mapping[str, RunningRow]) -> None:

@@ -159,8 +159,8 @@ class ModelCaller:
 
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
         """`decode` for rows with the LoRA adapters of these numbers: one for each row of all calls together,
-        in order. More rows are dummies without an adapter. Without adapters the function is always the same,
-        so that a compiled forward can be reused."""
+        in order, with the dummies between them. More rows are dummies without an adapter. Without adapters
+        the function is always the same, so that a compiled forward can be reused."""
         if not self.row_adapters.names:
             return self.decode
         left = iter(numbers)

@@ -15,13 +15,17 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.request import HitKind
 from mlxrun.model.load import loader
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine import device
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.oracle import text_answer
+from tests.helpers.pooling_models import build_pooling_model
+from tests.helpers.whisper_models import write_whisper
 
 pytestmark = pytest.mark.thorough
 
@@ -147,6 +151,22 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
     for name, (folder, said) in bad.items():
         with pytest.raises(ConfigError, match=f"(?s)model.adapters: {name}: .*{said}"):
             engine_driver.make_real_engine(zoo.text("llama"), adapters={name: str(folder)})
+
+
+@pytest.mark.parametrize("setting", ["adapter", "adapters"])
+@pytest.mark.parametrize("kind", ["bert", "bert-reranker", "whisper"])
+def test_a_model_that_is_computed_without_adapters_refuses_them(
+    tmp_path: Path, adapter: Make, kind: str, setting: str
+) -> None:
+    """Its vectors or transcripts would be the plain model's."""
+    folder, path = tmp_path / kind, str(adapter())
+    if kind == "whisper":
+        write_whisper(folder)
+    else:
+        build_pooling_model(kind, folder)
+    settings = ModelSettings(str(folder), **{setting: path if setting == "adapter" else {"one": path}})
+    with pytest.raises(ConfigError, match=f"model.{setting}: encoders and models that transcribe"):
+        load_model_info(settings)
 
 
 # -- models that see --------------------------------------------------------------------------------------

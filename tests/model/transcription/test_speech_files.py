@@ -54,5 +54,5 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_adapters_of_a_whisper_are_refused(tmp_path: Path) -> None:
     folder = write_whisper(tmp_path / "tiny")
-    with pytest.raises(ConfigError, match=r"model.adapters: only models that generate"):
+    with pytest.raises(ConfigError, match=r"model.adapters: encoders and models that transcribe"):
         load_model_info(ModelSettings(path=str(folder), adapters={"a": "b"}))

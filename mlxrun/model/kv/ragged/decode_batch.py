@@ -8,9 +8,10 @@ order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -223,8 +224,7 @@ class DecodeBatch:
         first = 0
         for groups in self._list_passes():
             count = sum(len(group.ids) for group in groups)
-            width = next((width for width in self._widths if width >= count), count)
-            dummies = [0] * (width - count)
+            dummies = self._list_dummies(count)
             caches = self._make_step_caches(groups, first, len(dummies))
             ids = tokens[first : first + count]
             if dummies:
@@ -237,6 +237,18 @@ class DecodeBatch:
         for step_cache in self._step_caches:
             step_cache.end_step()
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def pad_rows(self, values: Iterable[int]) -> Iterator[int]:
+        """Iterate over values of all rows, with 0 for each dummy row of the next step's forwards."""
+        left = iter(values)
+        for groups in self._list_passes():
+            count = sum(len(group.ids) for group in groups)
+            yield from islice(left, count)
+            yield from self._list_dummies(count)
+
+    def _list_dummies(self, count: int) -> list[int]:
+        """A 0 for each dummy row of a forward of so many rows."""
+        return [0] * (next((width for width in self._widths if width >= count), count) - count)
 
     def _list_passes(self) -> list[list[RowGroup]]:
         """The groups of each forward."""
