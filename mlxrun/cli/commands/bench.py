@@ -96,7 +96,8 @@ _prompt_words = _make_count_option("--prompt-words", 180, "Words in each prompt.
     multiple=True,
     required=True,
     metavar="[NAME=]URL",
-    help="URL of an OpenAI-compatible server, ending in /v1. Give it again for each further server.",
+    help="URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 or 127.0.0.1:8000. Give it "
+    "again for each further server.",
 )
 @click.option(
     "--workload",
@@ -274,13 +275,15 @@ def _check_flags(context: click.Context, chosen: tuple[str, ...]) -> None:
 
 
 def _parse_target(value: str, at: int) -> tuple[str, str]:
-    """Name and URL; a server without a name is called by its position."""
+    """Name and URL; a server without a name is called by its position, and a host alone has http and /v1."""
     name, sign, url = value.partition("=")
     if not sign or "://" in name:
         name, url = f"server {at + 1}", value
-    if not url.startswith(("http://", "https://")):
+    scheme, _, rest = url.rpartition("://")
+    host, _, path = rest.partition("/")
+    if scheme not in ("", "http", "https") or not host:
         raise click.UsageError(f"--url {value}: expected http://host:port/v1")
-    return name, url.rstrip("/")
+    return name, f"{scheme or 'http'}://{host}/{path.strip('/') or 'v1'}"
 
 
 @command.command(name="engine")
