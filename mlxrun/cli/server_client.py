@@ -191,10 +191,11 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 
 def _describe_refusal(status: int, body: bytes) -> str:
+    hint = f"; give --key, or set {KEY_VARIABLE}" if status == 401 else ""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(json.loads(body)["error"]["message"]) + hint
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {status}: {body[:200].decode(errors='replace')}"
+        return f"the server answered {status}: {body[:200].decode(errors='replace')}{hint}"
 
 
 def _read_stream(answer: http.client.HTTPResponse) -> Generator[AnswerDelta, None, None]:

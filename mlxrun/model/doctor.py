@@ -153,6 +153,15 @@ def check_compiler() -> Finding:
     return Finding("device", "compiler", "note", "no g++", advice, {"path": None})
 
 
+def describe_use(info: LoadedModelInfo) -> str:
+    """Return what a model takes, and what it gives unless that is text alone."""
+    if info.speech is not None:
+        return "sound to text"
+    if info.pooled is None:
+        return describe_input(info)
+    return f"{describe_input(info)}, {'embeddings' if info.pooled.task == 'embed' else 'scores of documents'}"
+
+
 def report_model(path: str, info: LoadedModelInfo) -> Finding:
     """What the model's files say."""
     facts = {
@@ -163,14 +172,9 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
         "context_length": info.context_length,
         "chat_template": info.chat_template is not None,
     }
-    kind = describe_input(info) if info.speech is None else "sound to text"
-    if info.kind_note:
-        kind += f" ({info.kind_note})"
-    value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
-    if info.pooled is not None:
-        value += ", embeddings" if info.pooled.task == "embed" else ", scores of documents"
-    only_pools = not info.generates
-    if info.chat_template is not None or only_pools:
+    note = f" ({info.kind_note})" if info.kind_note else ""
+    value = f"{facts['type']}, {describe_use(info)}{note}, context {info.context_length:,} tokens"
+    if info.chat_template is not None or not info.generates:
         return Finding("model", path, "ok", value, facts=facts)
     advice = "no chat template: only /v1/completions will work; see model.chat_template"
     return Finding("model", path, "note", value, advice, facts)

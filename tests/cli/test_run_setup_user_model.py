@@ -67,7 +67,7 @@ def test_a_run_is_verified_where_the_user_has_moved(
     record = json.loads((folder / "job.out.jsonl").read_text())
     assert [each["role"] for each in record["transcript"]] == ["assistant", "user", "assistant"]
     shutil.move(tmp_path / "ann", tmp_path / "bob")
-    assert main(["verify", str(folder)]) == 3
+    assert main(["verify", str(folder)]) == 2
     assert f"batch.user_model: there is no folder {tmp_path}/ann" in capsys.readouterr().err
     assert main(["verify", str(folder), "--user-model", str(tmp_path / "bob")]) == 0
     assert "1 equal, 0 different" in capsys.readouterr().out

@@ -141,6 +141,15 @@ def test_a_refusal_that_breaks_off_is_an_error_too() -> None:
         client.list_models()
 
 
+@pytest.mark.parametrize("body", [b'{"error": {"message": "no API key was given"}}', b"who are you?"])
+def test_a_server_that_wants_a_key_names_its_option(body: bytes) -> None:
+    with (
+        run_scripted(body, status=401) as client,
+        pytest.raises(ClientError, match="; give --key, or set MLXRUN_API_KEY$"),
+    ):
+        client.list_models()
+
+
 def test_a_url_needs_no_scheme() -> None:
     with run_scripted(b'{"data": []}') as client:
         assert ServerClient(client.url.removeprefix("http://") + "/v1").list_models() == []

@@ -112,6 +112,8 @@ def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) ->
         why = "is no reranker" + (": it gives embeddings (/v1/embeddings)" if found else hint)
     elif found is not None:
         why = "is a reranker, which gives scores (/v1/rerank)"
+    elif model_info.speech is not None:
+        why = "gives transcripts of sound (/v1/audio/transcriptions), and no embeddings"
     else:
         why = (
             "generates text, and gives no embeddings; an embedding model does, and this one if model.pooling "

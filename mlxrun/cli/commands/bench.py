@@ -89,14 +89,15 @@ def _make_count_option(name: str, default: int, text: str) -> Callable[[F], F]:
 _prompt_words = _make_count_option("--prompt-words", 180, "Words in each prompt.")
 
 
-@command.command(name="serve", epilog=EPILOG)
+@command.command(name="serve", short_help="Measure running servers with streaming chats.", epilog=EPILOG)
 @click.option(
     "--url",
     "urls",
     multiple=True,
     required=True,
     metavar="[NAME=]URL",
-    help="URL of an OpenAI-compatible server, ending in /v1. Give it again for each further server.",
+    help="URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 or 127.0.0.1:8000. Give it "
+    "again for each further server.",
 )
 @click.option(
     "--workload",
@@ -181,7 +182,9 @@ def serve(
     return 1 if failed else 0
 
 
-@command.command(name="report", epilog=REPORT_EPILOG)
+@command.command(
+    name="report", short_help="Measure the server of a config, and write one report.", epilog=REPORT_EPILOG
+)
 @add_config_options
 @_make_count_option("--requests", 32, "Requests at each concurrency.")
 @_prompt_words
@@ -242,7 +245,16 @@ def _check_private(loaded: LoadedConfig) -> None:
         raise ConfigError.from_problems(ConfigProblem.at(loaded.origins[k], k, text).text for k in given)
 
 
-@command.command(name="model")
+@command.command(
+    name="model",
+    short_help="Write a chat model of random weights to FOLDER.",
+    epilog="""\b
+Examples:
+  mlxrun bench model /tmp/bm                             a tiny one
+  mlxrun bench model /tmp/bm --preset qwen3-0.6b         of the shape of Qwen3-0.6B
+  mlxrun serve /tmp/bm                                   then: mlxrun bench serve --url 127.0.0.1:8000
+""",
+)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--preset",
@@ -274,16 +286,28 @@ def _check_flags(context: click.Context, chosen: tuple[str, ...]) -> None:
 
 
 def _parse_target(value: str, at: int) -> tuple[str, str]:
-    """Name and URL; a server without a name is called by its position."""
+    """Name and URL; a server without a name is called by its position, and a host alone has http and /v1."""
     name, sign, url = value.partition("=")
     if not sign or "://" in name:
         name, url = f"server {at + 1}", value
-    if not url.startswith(("http://", "https://")):
+    scheme, _, rest = url.rpartition("://")
+    host, _, path = rest.partition("/")
+    if scheme not in ("", "http", "https") or not host:
         raise click.UsageError(f"--url {value}: expected http://host:port/v1")
-    return name, url.rstrip("/")
+    return name, f"{scheme or 'http'}://{host}/{path.strip('/') or 'v1'}"
 
 
-@command.command(name="engine")
+@command.command(
+    name="engine",
+    short_help="Measure the engine beside mlx-lm's BatchGenerator.",
+    epilog="""\b
+Examples:
+  mlxrun bench engine                                    a tiny random model, all workloads
+  mlxrun bench engine --model qwen3-0.6b --workload ragged
+  mlxrun bench engine --model ./my-model --no-peer --workload single --repeat 1
+  mlxrun bench engine --scale 0.1 --json engine.json     a tenth of all lengths
+""",
+)
 @click.option(
     "--workload",
     "workloads",

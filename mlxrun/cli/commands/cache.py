@@ -81,8 +81,9 @@ Examples:
 @click.option("--records", is_flag=True, hidden=True, expose_value=False, callback=_refuse_records)
 @add_cache_options
 def ls(folder: Path, entries: bool, as_json: bool) -> None:
-    """List the models that have entries, with their sizes and when they were last used.
+    """List the models that have entries.
 
+    Each has its size, and when it was last used.
     The fingerprint covers the weights, the adapter, the libraries, and how entries are computed and stored.
     The token count is the number of tokens whose keys and values are stored. For a model that has only
     recurrent states, it is the number of tokens that the stored states cover.

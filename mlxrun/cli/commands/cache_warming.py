@@ -79,7 +79,7 @@ unpinned, the cache is cleared, or the server ends. docs/agents.md says how to g
 @click.option("--name", metavar="TEXT", help="What it is listed as; by default the name of the file.")
 @add_server_options
 def warm(client: ServerClient, path: Path, endpoint: str | None, name: str | None, as_json: bool) -> None:
-    """Compute the beginning of an agent's prompt ahead, and pin it in the prefix cache."""
+    """Compute and pin the beginning of an agent's prompt."""
     body = {"body": _read_body(path), "name": path.stem if name is None else name}
     answer = client.call("POST", "/v1/cache/warm", body | ({"url": endpoint} if endpoint else {}))
     if as_json:

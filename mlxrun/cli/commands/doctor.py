@@ -24,7 +24,16 @@ PIPED_WIDTH = 160
 _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 
 
-@click.command(name="doctor")
+@click.command(
+    name="doctor",
+    epilog="""\b
+Examples:
+  mlxrun doctor                             the machine, and the model of ./mlxrun.yaml or the built-in one
+  mlxrun doctor ./my-model                  a folder, a .gguf file, or a model of the hub
+  mlxrun doctor -c prod.yaml --no-model     the machine alone
+  mlxrun doctor --json | jq '.findings[] | select(.level != "ok")'
+""",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
     "--model/--no-model",

@@ -106,7 +106,7 @@ def install(
 @command.command()
 @add_name
 def restart(name: str) -> None:
-    """Start it again, as after an upgrade, a change of its config, or `mlxrun stop`."""
+    """Start it again, as after an upgrade or `mlxrun stop`."""
     file, before = find_installed_file(name), list_running_servers()
     _start(file)
     say(f"started again; its log: {file.logs}")

@@ -13,12 +13,13 @@ import json
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
@@ -193,6 +194,29 @@ def _describe_own(error: BaseException) -> str:
         return name
 
 
+class _LastLine:
+    """The last line that a program writes into `stream`, its standard error. Nothing else is kept."""
+
+    def __init__(self) -> None:
+        source, target = os.pipe()
+        self._text = ""
+        self.stream = os.fdopen(target, "w")
+        self._thread = threading.Thread(
+            target=self._follow, args=(os.fdopen(source, errors="replace"),), daemon=True
+        )
+        self._thread.start()
+
+    def _follow(self, lines: TextIO) -> None:
+        for line in iter(lambda: lines.readline(500), ""):
+            self._text = line.strip() or self._text
+
+    def read(self) -> str:
+        """Return the line, once the program has ended or a second later."""
+        self.stream.close()
+        self._thread.join(1)
+        return self._text
+
+
 class _McpTools:
     """An MCP server, which lives as long as this process."""
 
@@ -203,6 +227,7 @@ class _McpTools:
         except ImportError as error:
             raise JobError(INSTALL) from error
         stack, self._schemas = ExitStack(), list[Json]()
+        errors = _LastLine()
         try:
             tied = ["-c", _TIED, *shlex.split(command)]
             place = StdioServerParameters(
@@ -210,11 +235,15 @@ class _McpTools:
             )
             portal = stack.enter_context(start_blocking_portal())
             self._call = portal.call
-            client = Client(stdio_client(place))  # what it says goes to nowhere, as that of functions
+            client = Client(stdio_client(place, errors.stream))
             self._client: Any = stack.enter_context(portal.wrap_async_context_manager(client))
             self._schemas = self._list_tools()
         except Exception as error:
-            raise JobError(f"the MCP server {command!r} cannot be used: {_describe(error)}") from error
+            line = errors.read()
+            why = _describe(error) + (f"; its last line on standard error: {line}" if line else "")
+            raise JobError(f"the MCP server {command!r} cannot be used: {why}") from error
+        finally:
+            errors.stream.close()
         self._stack = stack  # entered until this process ends
 
     def _list_tools(self) -> list[Json]:

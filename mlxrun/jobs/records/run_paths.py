@@ -131,12 +131,16 @@ def wrap_write_errors(path: Path, *, begun: bool = True) -> Iterator[None]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and hold its lock; JobError if another process holds it."""
-    with wrap_write_errors(folder, begun=folder.exists()):
+    """Create a folder and hold its lock; JobError if another process holds it. A new folder is removed if the
+    block writes nothing into it."""
+    is_old, lock = folder.exists(), folder / "lock"
+    with wrap_write_errors(folder, begun=is_old):
         folder.mkdir(exist_ok=True)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), os.stat(lock)):
+            raise OSError  # its folder was removed since it was opened
     except OSError as error:
         owner = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
@@ -148,6 +152,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.write(handle, f"{os.getpid()}\n".encode())
         yield
     finally:
+        with suppress(OSError):
+            if not is_old and os.listdir(folder) == [lock.name]:
+                lock.unlink()
+                folder.rmdir()
         os.close(handle)
 
 

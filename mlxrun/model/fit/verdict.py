@@ -97,7 +97,7 @@ def judge_model(config: Config, wanted: WantedRows, name: str) -> FitReport:
     if info.speech is not None:
         raise ConfigError(f"{name} only transcribes: its recordings keep nothing in memory afterwards")
     if is_encoder(info.config):
-        raise ConfigError(f"{name} only gives vectors: its texts keep nothing in memory")
+        raise ConfigError(f"{name} only gives vectors or scores: its texts keep nothing in memory")
     try:
         outline = load_outline(config, info)
     except ConfigError as error:  # weights in the form that the config wants are too large

@@ -52,8 +52,10 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
         if not (folder / "config.json").exists():
             raise ConfigError(f"model.path: {explain_missing_config(folder)}")
         return folder
+    if folder.suffix == GGUF:
+        raise ConfigError(f"model.path: there is no file {folder}")
     if HUB_ID.fullmatch(settings.path) is None:
-        raise ModelLoadError(f"model.path: there is no folder {folder}")
+        raise ConfigError(f"model.path: there is no folder {folder}")
     return _download(settings, weights)
 
 

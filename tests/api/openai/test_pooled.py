@@ -21,6 +21,7 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import InternalError, PromptTooLong, RequestError
 from mlxrun.core.request import PooledModel
+from mlxrun.core.transcription import SpeechModel
 from tests.helpers.tokenizers import FakeModelInfo
 
 EMBED, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
@@ -55,6 +56,11 @@ def refuse(call: Any, *given: Any, **body: Any) -> RequestError:
 
 def list_ids(pooling: PreparedPooling) -> list[list[int]]:
     return [list(request.prompt) for request in pooling.prepared.requests]
+
+
+def test_a_model_that_transcribes_is_no_model_of_text() -> None:
+    hears = FakeModelInfo(speech=SpeechModel(16_000, {}, 448))
+    assert "gives transcripts of sound" in str(refuse(make, EMBED, hears, input="hi"))
 
 
 def pack(*numbers: float) -> bytes:

@@ -12,7 +12,8 @@ from mlxrun.cli.main import main
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["--url", "localhost:1"], "expected http"),
+        (["--url", "ftp://h/v1"], "expected http"),
+        (["--url", "http:///v1"], "expected http"),
         (["--url", "a=http://h/v1", "--url", "a=http://i/v1"], "two servers"),
         (["--url", "http://h/v1", "--key-env", "NO_SUCH_VARIABLE"], "no such environment variable"),
         (["--url", "http://h/v1", "--workload", "long", "--rate", "5"], "--rate is for the workloads chat,"),
@@ -29,6 +30,15 @@ def test_bad_flags_say_what_is_wrong(
 ) -> None:
     assert main(["bench", "serve", *arguments]) == 2
     assert match in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:1", "a=127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/v1/"]
+)
+def test_a_server_that_does_not_run_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", url]) == 3
+    said = capsys.readouterr().err
+    assert "http://127.0.0.1:1/v1 does not answer: " in said and "--model" not in said
 
 
 def test_a_model_for_every_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

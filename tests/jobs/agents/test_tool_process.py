@@ -162,6 +162,14 @@ def test_an_odd_server(tmp_path: Path) -> None:
     assert "ended" not in "".join(found.values())
 
 
+def test_a_server_that_does_not_start_is_named_with_its_own_error(tmp_path: Path) -> None:
+    write_server(tmp_path, "import sys\nprint('y' * 100_000, file=sys.stderr)\nraise ValueError('no shop')")
+    session = ToolSession(parse_agent({"mcp": COMMAND}), tmp_path)
+    with pytest.raises(RequestError, match="cannot be used: .* on standard error: ValueError: no shop$"):
+        session.describe()
+    session.close()
+
+
 async def test_a_resumed_conversation_makes_its_calls_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,18 @@ def test_only_lines_that_may_be_there_are_said_to_be_kept(tmp_path: Path, is_new
     assert ("Finished lines are kept" in str(caught.value)) is not is_new
 
 
+def test_a_folder_into_which_nothing_is_written_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "x.run"
+    with lock_folder(folder), pytest.raises(JobError, match="another mlxrun"), lock_folder(folder):
+        pass
+    assert not folder.exists()
+    with lock_folder(folder):
+        (folder / "journal").write_text("")
+    with lock_folder(folder):
+        (folder / "journal").unlink()
+    assert folder.exists()  # it was there before
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EFBIG, 3), (errno.EIO, 3), (errno.EACCES, 2)],

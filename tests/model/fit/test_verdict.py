@@ -89,5 +89,5 @@ def test_another_machine_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_models_that_only_give_vectors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mine only gives vectors"):
+    with pytest.raises(ConfigError, match="mine only gives vectors or scores"):
         judge(write_random_encoder(tmp_path / "encoder", 0))

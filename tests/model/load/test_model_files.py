@@ -25,10 +25,12 @@ def test_the_built_in_model_and_local_folders() -> None:
 def test_a_folder_without_a_config_and_a_path_without_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no config.json"):
         find_model_folder(ModelSettings(path=str(tmp_path)))
-    with pytest.raises(ModelLoadError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         find_model_folder(ModelSettings(path=str(tmp_path / "none")))
-    with pytest.raises(ModelLoadError, match="there is no folder none$"):
+    with pytest.raises(ConfigError, match="there is no folder none$"):
         find_model_folder(ModelSettings(path="none/"))
+    with pytest.raises(ConfigError, match="there is no file m/none.gguf$"):
+        find_model_folder(ModelSettings(path="m/none.gguf"))
     with pytest.raises(ConfigError, match=r"^model\.path: ~nobody-here/m: the home folder is unknown"):
         find_model_folder(ModelSettings(path="~nobody-here/m"))
 

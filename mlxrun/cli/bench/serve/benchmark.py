@@ -132,7 +132,9 @@ async def _resolve_model(target: Target) -> Target:
         return target
     try:
         return replace(target, model=await find_model(target))
-    except Exception as error:  # the server does not run, or is not compatible
+    except OSError as error:
+        raise MlxrunError(f"{target.url} does not answer: {str(error) or type(error).__name__}") from error
+    except Exception as error:  # the server is not compatible
         reason = f"{type(error).__name__}: {error}"
         raise MlxrunError(f"{target.url}: its models cannot be listed: {reason}; give --model") from error
 

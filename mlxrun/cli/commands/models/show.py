@@ -12,7 +12,6 @@ import click
 from mlxrun.cli.options import find_model
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.media_names import describe_input
 from mlxrun.core.terminal import print_json, print_line
 
 if TYPE_CHECKING:
@@ -54,10 +53,11 @@ def command(model: str, as_json: bool) -> None:
 
 
 def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | int]]:
+    from mlxrun.model.doctor import describe_use
     from mlxrun.model.load.model_files import list_weight_files
 
     family, kind = str(info.config.get("model_type")), "vision" if info.vision else "text"
-    yield "architecture", f"{family}, {describe_input(info)}"
+    yield "architecture", f"{family}, {describe_use(info)}"
     yield "result", find_family_result(family, kind)
     yield "context", info.context_length
     if files := list_weight_files(info.folder):
@@ -67,7 +67,8 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
         bits = " and ".join(map(str, _list_bits(quantization)))
         yield "quantization", f"{bits} bits, groups of {quantization.get('group_size')}"
     yield from _ask_hub(path, bool(files))
-    yield "chat template", "yes" if info.chat_template is not None else "no: only prompts, no messages"
+    if info.generates:
+        yield "chat template", "yes" if info.chat_template is not None else "no: only prompts, no messages"
     yield "folder", str(info.folder)
 
 
@@ -78,9 +79,14 @@ def _list_bits(quantization: dict[str, Any]) -> list[int]:
 
 
 def find_family_result(family: str, kind: str) -> str:
-    """Find the result of a family in docs/models.md, with that of audio. `kind`: text or vision."""
+    """Find the result of a family in docs/models.md, with that of audio, or the page of other models. `kind`:
+    text or vision."""
     import mlxrun.model
+    from mlxrun.model.pooling.pooled_model import ENCODER_TYPES
 
+    if family == "whisper" or family in ENCODER_TYPES:
+        page = "transcription" if family == "whisper" else "embeddings"
+        return f"docs/{page}.md says what it is compared with"
     results = json.loads((Path(mlxrun.model.__file__).parent / "families.json").read_text(encoding="utf-8"))
     found = results[kind].get(family, "not known: the family is not in docs/models.md")
     audio = results["audio"].get(family) if kind == "vision" else None
