@@ -44,8 +44,8 @@ class ProcessorFiles:
     """`checkpoint`: whose files these are. `images`: preprocessor_config.json; `processor`:
     processor_config.json; `video`: video_preprocessor_config.json. `placeholder`: of an image in rendered
     text; `others`: of other media, by kind. `token`: of a feature, in the keys of the config that are
-    `named`; `specials`: tokens that only this family has. `tokenizer`: values of its config; `config`: values
-    of the model's, by part."""
+    `named`; `start`: the token before an image by which the library finds it; `specials`: tokens that only
+    this family has. `tokenizer`: values of its config; `config`: values of the model's, by part."""
 
     checkpoint: str
     images: Mapping[str, Any] | None
@@ -53,6 +53,7 @@ class ProcessorFiles:
     processor: Mapping[str, Any] | None = None
     video: Mapping[str, Any] | None = None
     token: str = "<image>"
+    start: str | None = None
     named: tuple[str, ...] = ("image_token_id", "image_token_index")
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
@@ -69,4 +70,5 @@ class ProcessorFiles:
     def make_config(self) -> dict[str, Any]:
         """The values of the model's config that fit the processor, by part."""
         ids = TOKEN_ID | place_specials(self.specials)
-        return {**dict.fromkeys(self.named, ids[self.token]), **self.config}
+        start = {} if self.start is None else {"vision_start_token_id": ids[self.start]}
+        return {**dict.fromkeys(self.named, ids[self.token]), **start, **self.config}

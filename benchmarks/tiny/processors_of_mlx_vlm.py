@@ -22,7 +22,6 @@ from benchmarks.tiny.vision_parts import MOLMO2_TOWER
 _LARGE = {"vision_config": {"patch_size": 14}}  # where the library reads no size of patches
 _KIMI = ("<|media_pad|>", "<|media_begin|>", "<|media_start|>", "<|media_content|>", "<|media_end|>")
 _MOLMO = ("<im_patch>", "<im_col>", "<im_start>", "<im_end>", "<low_res_im_start>")
-_PADDLE = ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 
 _BEGUN = ("<|begin_of_image|>", "<|end_of_image|>")
 _GLM_IMAGE = "<|begin_of_image|><|image|><|end_of_image|>"
@@ -114,6 +113,7 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         GLM,
         _GLM_IMAGE,
         token="<|image|>",
+        start="<|begin_of_image|>",
         specials=(*_BEGUN, "<|begin_of_box|>", "<|end_of_box|>"),
     ),
     "glm_ocr": ProcessorFiles(
@@ -210,9 +210,8 @@ OF_MLX_VLM: Mapping[str, ProcessorFiles] = {
         },
         "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
         token="<|IMAGE_PLACEHOLDER|>",
-        specials=_PADDLE,
-        # Positions of images are found by the token before them.
-        config={"vision_start_token_id": place_specials(_PADDLE)["<|IMAGE_START|>"]},
+        start="<|IMAGE_START|>",
+        specials=("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
     ),
     "granite4_vision": ProcessorFiles(
         "ibm-granite/granite-4.0-3b-vision",

@@ -105,7 +105,8 @@ def is_same_in_any_batch(zoo: Zoo, family: str, plant: Callable[[], None] = lamb
         events = engine_driver.run_requests(engine, company)
         if not all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks):
             return False
-    assert max(widths) > 1
+    method = engine_driver.get_runner(engine)._methods.decode
+    assert max(widths) > 1 or method in ("grouped", "row_by_row"), method
     return True
 
 
