@@ -120,8 +120,10 @@ class ModelRuns:
     async def run_preempted(self) -> Differences:
         """All lines where memory holds few rows and is admitted to the last byte, so that rows which have
         begun their answers are preempted. MlxrunError if none is, however few rows it holds."""
+        # By default they take a share of the limit, so that they would leave rows more of a tight one.
         media = replace(self.config.media, memory_bytes=1_000_000)
-        config = replace(self.config, media=media)
+        cache = replace(self.config.cache, image_bytes=1_000_000)
+        config = replace(self.config, media=media, cache=cache)
         with reserve_nothing():
             for rows in ROWS_IN_MEMORY:
                 name = f"preempted-{rows}"
