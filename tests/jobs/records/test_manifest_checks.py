@@ -88,6 +88,7 @@ async def test_two_outputs_with_one_file_of_errors(tmp_path: Path, fresh: bool) 
     for _ in range(2):
         with pytest.raises(JobError, match=r"job\.errors\.jsonl: .* of .*/job\.jsonl, .* give another -o"):
             await bench.run(fresh=fresh)
+        bench.paths.folder.mkdir(exist_ok=True)
         bench.paths.manifest.write_text("{}")
     assert bench.paths.errors.read_text() == '{"of": "another"}\n' and bench.ran == 0
     bench.paths.errors.unlink()
